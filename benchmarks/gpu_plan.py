@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from souffle.benchmark.registry import PEERS
 from souffle.options import LEVELS
 
-__all__ = ["ELSEWHERE", "PHASES", "SLOW_PEERS", "TOOLS", "Phase", "Step", "chosen_cases", "is_own", "phases_of"]
+__all__ = [
+    "ELSEWHERE",
+    "PHASES",
+    "SLOW_PEERS",
+    "TOOLS",
+    "Phase",
+    "Step",
+    "ablation_labels",
+    "chosen_cases",
+    "is_own",
+    "phases_of",
+]
 
 TOOLS = ("memcheck", "synccheck", "racecheck", "initcheck")
 """Of compute-sanitizer."""
@@ -18,6 +29,9 @@ ELSEWHERE = {"xla": "its peer is for the processor alone", "tvm": "TVM is not on
 """Peers of ``souffle bench`` that are not asked."""
 SLOW_PEERS = {"inductor": 2, "autotuned": 3}
 """Peers that compile for minutes, each in a process of its own, and how many times as long as another it may take."""
+_ABLATION = "ablation"
+_CHECKED, _TIMED = 4, 8
+"""The most networks that one process checks, and variants that one process times: what takes too long loses few."""
 _MERGED = tuple(name for name, level in LEVELS.items() if level.merge)
 _LAST = list(LEVELS)[-1]
 _Case = Mapping[str, Any]
@@ -143,7 +157,8 @@ class _Steps:
                 ("--repeats", repeats, "--seconds", str(limit / 2 / len(names)), *self._quiet(names)),
                 *(limit, "", True),
             )
-            for names in self.groups(wanted)
+            for group in self.groups(wanted)
+            for names in _parts(group, _CHECKED)
         ]
 
     def latency(self, names: tuple[str, ...], label: str = "latency") -> list[Step]:
@@ -155,6 +170,14 @@ class _Steps:
         # Several paper models at once would fill the memory of a small machine.
         parts = [(name,) for name in names] if quiet else [names]
         return [Step("latency", label, part, (*figures, *quiet), options.timeout) for part in parts]
+
+    def ablation(self, beside: Callable[[_Case], bool], varied: Callable[[_Case], bool]) -> Iterable[Step]:
+        """Variants in processes of a few, each with what they are beside, which is timed again."""
+        for group in self.groups(lambda case: beside(case) or varied(case)):
+            firsts = tuple(name for name in group if not varied(self._cases[name]))
+            others = [name for name in group if name not in firsts]
+            for number, names in enumerate(_parts(others, _TIMED)):
+                yield from self.latency((*firsts, *names), f"{_ABLATION}{number or ''}")
 
     def peers(self, names: Iterable[str]) -> Iterable[Step]:
         """Networks beside what the options name: what is quick in one process and first, what compiles in its own."""
@@ -181,6 +204,18 @@ class _Steps:
             for tool in tools
             for name in names
         )
+
+
+def _parts(names: Sequence[str], most: int) -> list[tuple[str, ...]]:
+    """In their order, so many at a time, and not one alone behind many."""
+    count = -(-len(names) // most)
+    return [tuple(names[len(names) * k // count : len(names) * (k + 1) // count]) for k in range(count)]
+
+
+def ablation_labels(steps: Iterable[str]) -> list[str]:
+    """Under which labels variants were timed, of the keys of results: each of one process for each model."""
+    labels = {key.split()[0] for key in steps if key.startswith(_ABLATION)}
+    return sorted(labels, key=lambda label: (len(label), label))
 
 
 def _alone(kind: str, timeout: float, *arguments: str) -> tuple[Step, ...]:
@@ -235,9 +270,10 @@ def phases_of(cases: Mapping[str, _Case], options: argparse.Namespace) -> list[P
 
     # Beside what they are variants of, which is timed again: clocks and caches are of one process.
     beside = {(case["model"], case["precision"], case["level"]) for case in cases.values() if varied(case)}
-    ablated = make.groups(
-        lambda case: varied(case) or (timed(case) and (case["model"], case["precision"], case["level"]) in beside)
-    )
+
+    def has_variants(case: _Case) -> bool:
+        return timed(case) and (case["model"], case["precision"], case["level"]) in beside
+
     smallest = min(filter(tiny, cases.values()), key=lambda case: case.get("code_bytes") or 0, default=None)
     merged = [name for name, case in cases.items() if tiny(case) and case["level"] in _MERGED]
     ends = [name for names in make.groups(last) for name in names]
@@ -250,10 +286,7 @@ def phases_of(cases: Mapping[str, _Case], options: argparse.Namespace) -> list[P
         "right": tuple(make.checks(own)),
         "latency": tuple(step for names in make.groups(timed) for step in make.latency(names)),
         "peers": tuple(make.peers(ends)),
-        "ablation": (
-            *make.checks(varied),
-            *(step for names in ablated for step in make.latency(names, "ablation")),
-        ),
+        "ablation": (*make.checks(varied), *make.ablation(has_variants, varied)),
         "stages": tuple(make.stages("stages", name) for name, case in cases.items() if case.get("clocks")),
         "profile": tuple(make.stages("profile", name) for name in shortest),
         "races": make.under(("racecheck", "initcheck"), merged),

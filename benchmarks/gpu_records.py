@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_plan import is_own
+from benchmarks.gpu_plan import ablation_labels, is_own
 from souffle.benchmark.peer import GRAPH
 from souffle.benchmark.report import OURS, BenchmarkReport, BenchmarkRow, report_of
 from souffle.evaluation.gpu_records import RECORDS
@@ -54,11 +54,13 @@ def _of_gpu_host(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """
     if content["rehearsal"]:
         raise ValueError(f"results of a rehearsal are no records: {content['command']}")
-    built = content.get("built") or {}
+    built, steps = content.get("built") or {}, content["steps"]
     for name, case in content["cases"].items():
-        # A variant is timed beside what it is a variant of.
-        timed = content["steps"].get(f"{'latency' if is_own(case) else 'ablation'} {name}", {})
-        if case["size"] != "paper" or timed.get("status") != "ok":
+        # A variant is timed beside what it is a variant of. Who is wrong gets no number.
+        labels = ["latency"] if is_own(case) else ablation_labels(steps)
+        timed = next((steps[f"{label} {name}"] for label in labels if f"{label} {name}" in steps), {})
+        right = steps.get(f"check {name}", {}).get("status") == timed.get("status") == "ok"
+        if case["size"] != "paper" or not right:
             continue
         result = timed["result"]
         record = {"kind": "network", "level": case["level"], "model": case["model"], "precision": case["precision"]}
@@ -66,7 +68,7 @@ def _of_gpu_host(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
         record |= {key: result[key] for key in ("launches", "grid_syncs")}
         record |= {} if is_own(case) else {"variant": case["label"]}
         yield record | ({"commit": built["commit"]} if built.get("commit") else {})
-    for key, entry in content["steps"].items():
+    for key, entry in steps.items():
         case = content["cases"].get(key.rpartition(" ")[2], {})
         if key.startswith("bench ") and entry["status"] == "ok" and case.get("size") == "paper":
             yield from _peers(report_of(entry["result"]["report"]), case)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_plan import TOOLS, Phase, is_own
+from benchmarks.gpu_plan import TOOLS, Phase, ablation_labels, is_own
 from souffle.benchmark.report import report_of
 from souffle.cli.ablation_table import ABLATION_HEADER, ablation_cells
 from souffle.cli.bench_table import bench_text
@@ -74,7 +74,7 @@ def row_of(name: str, case: Mapping[str, Any], found: Mapping[str, Any], label: 
     found : mapping
         The steps of the results.
     label : str
-        Of the step that timed it: ``"latency"``, or ``"ablation"`` beside its variants.
+        Of the step that timed it: ``"latency"``, or one of :func:`benchmarks.gpu_plan.ablation_labels`.
     """
     check, latency = (found.get(f"{kind} {name}", {}) for kind in ("check", label))
     timed = latency.get("result", {}) if latency.get("status") == "ok" else {}
@@ -98,12 +98,16 @@ def _beside(name: str, found: Mapping[str, Any], label: str) -> tuple[str, ...]:
 def _networks(cases: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]) -> list[str]:
     """Tables for each model, size and precision: of the levels, and of variants with what they are timed beside."""
     groups: dict[tuple[str, str], list[str]] = {}
+    labels = ablation_labels(found)
     for name, case in cases.items():
         group = f"{case['model']} {case['size']} {case['precision']}"
+        timed = [label for label in labels if f"{label} {name}" in found]
         if is_own(case) and (f"latency {name}" in found or f"check {name}" in found):
-            groups.setdefault((group, "latency"), []).append(name)
-        if f"ablation {name}" in found or (not is_own(case) and f"check {name}" in found):
-            groups.setdefault((group, "ablation"), []).append(name)
+            timed.append("latency")
+        elif not timed and f"check {name}" in found:
+            timed.append("ablation")
+        for label in timed:
+            groups.setdefault((group, label), []).append(name)
     lines = []
     for (group, label), names in groups.items():
         rows = [(*ablation_cells(row_of(n, cases[n], found, label)), *_beside(n, found, label)) for n in names]

@@ -17,7 +17,7 @@ pytest.importorskip("onnx")
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from benchmarks import gpu_records
-from benchmarks.gpu_plan import ELSEWHERE, PHASES, SLOW_PEERS, phases_of
+from benchmarks.gpu_plan import ELSEWHERE, PHASES, SLOW_PEERS, ablation_labels, phases_of
 from benchmarks.gpu_table import phase_table, table
 from benchmarks.weights import read_graph, redrawn, write_graph
 from souffle import models
@@ -263,6 +263,27 @@ def test_what_is_worth_most_comes_first() -> None:
     ]  # fmt: skip
 
 
+def test_many_variants_are_checked_and_timed_a_few_at_a_time() -> None:
+    case = _cases()["bert-paper-fp32-V4"]
+    others = {f"v{n}": {**case, "label": f"V4 without {n}"} for n in range(19)}
+    options = argparse.Namespace(
+        rehearse=False, timeout=60.0, latency_repeats=5, rounds=2, repeats=3, phases=["ablation"], peers=[]
+    )  # fmt: skip
+    _, phase = phases_of({"own": case, **others}, options)
+    checks, timed = ([step for step in phase.steps if step.kind == kind] for kind in ("check", "latency"))
+    for steps, most in ((checks, 4), (timed, 9)):
+        assert all(1 < len(step.names) <= most for step in steps)
+        found = [name for step in steps for name in step.names if name != "own"]
+        assert found == list(others), "each once"
+    # In each process beside what they are variants of, under a key of its own.
+    keys = [step.key(name) for step in timed for name in step.names]
+    assert all(step.names[0] == "own" for step in timed) and len(set(keys)) == len(keys)
+    assert ablation_labels(keys) == ["ablation", "ablation1", "ablation2"]
+    found = {key: _entry(float(len(key)), launches=1, grid_syncs=0) for key in keys}
+    text = table({**_results(), "cases": {"own": case, **others}, "steps": found})
+    assert text.count("bert paper fp32, variants") == 3 and all(f"V4 without {n} " in text for n in range(19))
+
+
 _FIGURES = {"median_us": 2.0, "min_us": 1.0, "p90_us": 3.0}
 
 
@@ -329,6 +350,10 @@ def test_a_peer_that_is_missing_or_takes_too_long_is_no_failure() -> None:
 def test_a_run_becomes_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = _results(**{"bench eager bert-paper-fp32-V4": _report("eager")})
     results["built"] = {"commit": "abc"}
+    good = {"status": "ok", "result": {"ok": True, "outputs": {}}}
+    results["steps"] |= {f"check {name}": good for name in _cases()}
+    # Who is wrong gets no number.
+    results["steps"]["check old-paper-fp32-V0"] = {"status": "failed", "error": "output y is wrong"}
     (tmp_path / "gpu-a-2026-01-02.json").write_text(json.dumps(results))
     monkeypatch.setattr(gpu_records, "_FOLDER", tmp_path)
     records = gpu_records.collected()
@@ -336,7 +361,8 @@ def test_a_run_becomes_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     network = {"kind": "network", "model": "bert", "precision": "fp32", "launches": 1, "grid_syncs": 0, "commit": "abc"}
     assert {**network, **about, "level": "V4", "graph_us": 10.0} in records
     assert {**network, **about, "level": "V4", "graph_us": 11.0, "variant": "V4 without teams"} in records
-    assert len(records) == 6 and records[-1] == {
+    assert not [one for one in records if (one["model"], one.get("level")) == ("old", "V0")]
+    assert len(records) == 5 and records[-1] == {
         "kind": "peer", "peer": "eager", "model": "bert", "precision": "fp32", "graph_us": 30.0, "form": "graph",
         "version": "1.0", **about,
     }  # fmt: skip
