@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,16 +150,13 @@ class _Steps:
 
     def checks(self, wanted: Callable[[_Case], bool]) -> list[Step]:
         """Right, the same bits again and again, the same as a graph and in each other way to call it."""
+        return [step for group in self.groups(wanted) for step in self._checks(group)]
+
+    def _checks(self, group: Sequence[str]) -> Iterator[Step]:
         repeats, limit = str(self._options.repeats), self._options.timeout
-        return [
-            Step(
-                *("check", "check", names),
-                ("--repeats", repeats, "--seconds", str(limit / 2 / len(names)), *self._quiet(names)),
-                *(limit, "", True),
-            )
-            for group in self.groups(wanted)
-            for names in _parts(group, _CHECKED)
-        ]
+        for names in _parts(group, _CHECKED):
+            arguments = ("--repeats", repeats, "--seconds", str(limit / 2 / len(names)), *self._quiet(names))
+            yield Step("check", "check", names, arguments, limit, together=True)
 
     def latency(self, names: tuple[str, ...], label: str = "latency") -> list[Step]:
         """Cases side by side in one process."""
@@ -172,10 +169,12 @@ class _Steps:
         return [Step("latency", label, part, (*figures, *quiet), options.timeout) for part in parts]
 
     def ablation(self, beside: Callable[[_Case], bool], varied: Callable[[_Case], bool]) -> Iterable[Step]:
-        """Variants in processes of a few, each with what they are beside, which is timed again."""
+        """Variants: those of a model are checked, and then timed in processes of a few, each with what they are beside,
+        which is timed again."""
         for group in self.groups(lambda case: beside(case) or varied(case)):
             firsts = tuple(name for name in group if not varied(self._cases[name]))
             others = [name for name in group if name not in firsts]
+            yield from self._checks(others)
             for number, names in enumerate(_parts(others, _TIMED)):
                 yield from self.latency((*firsts, *names), f"{_ABLATION}{number or ''}")
 
@@ -286,7 +285,7 @@ def phases_of(cases: Mapping[str, _Case], options: argparse.Namespace) -> list[P
         "right": tuple(make.checks(own)),
         "latency": tuple(step for names in make.groups(timed) for step in make.latency(names)),
         "peers": tuple(make.peers(ends)),
-        "ablation": (*make.checks(varied), *make.ablation(has_variants, varied)),
+        "ablation": tuple(make.ablation(has_variants, varied)),
         "stages": tuple(make.stages("stages", name) for name, case in cases.items() if case.get("clocks")),
         "profile": tuple(make.stages("profile", name) for name in shortest),
         "races": make.under(("racecheck", "initcheck"), merged),
@@ -305,7 +304,7 @@ def phases_of(cases: Mapping[str, _Case], options: argparse.Namespace) -> list[P
 
 _BOUNDS = {
     **dict.fromkeys(PHASES, 120.0),
-    **{"device": 60.0, "right": 240.0, "latency": 300.0, "peers": 480.0, "ablation": 300.0, "stages": 240.0},
+    **{"device": 60.0, "right": 240.0, "latency": 300.0, "peers": 480.0, "ablation": 240.0, "stages": 240.0},
     **{"profile": 60.0, "rest": 480.0, "races": 240.0, "memory": 480.0},
 }
 """Seconds for each phase; ``--budget`` is for all."""
