@@ -30,7 +30,7 @@ from souffle.codegen.plan import Plan
 from souffle.errors import SouffleError
 from souffle.evaluation.ablation import Variant, plan_figures
 from souffle.frontend.model_options import ModelOptions
-from souffle.options import INTEGERS
+from souffle.options import ON_CHIP
 from souffle.program import TEProgram
 from souffle.reference import static_model
 from souffle.runtime.plan_versions import PlanVersions
@@ -117,8 +117,9 @@ class _Model:
 
     def _saved(self, variant: Variant, precision: str, files: Mapping[str, Path]) -> dict[str, Any]:
         began = time.monotonic()
-        # Products on integers are found as a model is imported.
-        source = self._model if INTEGERS in variant.disable or self._program is None else self._program
+        # What keeps nothing on chip, such as products on integers, may be decided as a model is imported.
+        imported = set(variant.disable) <= set(ON_CHIP) and self._program is not None
+        source = self._program if imported else self._model
         options = {"precision": precision, **self._options, **self._dims, **variant.options}
         try:
             net = souffle.compile(source, target="cuda", **options)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from souffle.evaluation.ablation import Variant, variants
-from souffle.options import CHOICES, INTEGERS, LEVELS, Options
+from souffle.options import CHOICES, LEVELS, ON_CHIP, SWITCHES, Options
 from souffle.partition.registry import PLANNERS
 from souffle.stitching import FUSION_PLANNERS
 
@@ -31,7 +31,8 @@ def other_choices() -> dict[str, tuple[Any, ...]]:
 def all_variants() -> tuple[Variant, ...]:
     """The levels first, then one thing less, other planners, and one option each that is not as usual."""
     found = variants(each=True, planners=tuple(FUSION_PLANNERS), choices=other_choices())
-    return (*found, Variant(list(LEVELS)[-1], (INTEGERS,)))
+    others = (name for name in SWITCHES if name not in ON_CHIP)
+    return (*found, *(Variant(list(LEVELS)[-1], (name,)) for name in others))
 
 
 def words_of(variant: Variant) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("tvm")
-from benchmarks import gpu_build_network, gpu_networks, gpu_steps
+from benchmarks import gpu_build_network, gpu_networks, gpu_steps, gpu_variants
 from benchmarks.gpu_variants import ROWS_OF_THEIR_OWN, all_variants, chosen_variants, file_name, words_of
 from souffle.evaluation.ablation import Variant
 from souffle.options import CHOICES, LEVELS, SWITCHES, Options
@@ -42,11 +42,12 @@ def test_every_choice_of_the_compiler_is_a_variant() -> None:
         assert {f"{field.name}={value}" for value in values} <= words
 
 
-def test_a_new_planner_or_value_is_there_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_switch_planner_or_value_is_there_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_variants, "SWITCHES", (*SWITCHES, "new-switch"))
     monkeypatch.setitem(FUSION_PLANNERS, "new-planner", object())
     monkeypatch.setitem(CHOICES, "waits", (*CHOICES["waits"], "new-wait"))
     labels = [variant.label for variant in all_variants()]
-    assert {"V0, new-planner", "V4, new-planner", "V4, waits=new-wait"} <= set(labels)
+    assert {"V0, new-planner", "V4, new-planner", "V4, waits=new-wait", "V4 without new-switch"} <= set(labels)
     assert len(labels) == len(set(labels))
 
 
