@@ -205,7 +205,8 @@ def test_a_played_fault_is_named_and_the_rest_goes_on(
     packed: Path, tmp_path: Path, fault: str, status: str, says: str
 ) -> None:
     kernel = load(packed / "artifacts" / "mmoe-tiny-fp32-V2.souffle").kernels[-1].name
-    arguments = ("--phases", "smoke", "--timeout", "8", "--fault", f"{fault}:{kernel}")
+    limit = "10" if status == "timeout" else "60"
+    arguments = ("--phases", "smoke", "--timeout", limit, "--fault", f"{fault}:{kernel}")
     _, table, steps = _rehearsed(packed, tmp_path / "out", *arguments)
     states = {key: entry["status"] for key, entry in steps.items()}
     assert states.pop("check mmoe-tiny-fp32-V2") == status
