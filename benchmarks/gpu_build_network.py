@@ -82,6 +82,7 @@ def _about(plan: Plan | PlanVersions, seconds: float) -> dict[str, Any]:
         "compile_s": round(seconds, 1),
         "grid_barrier": plan.options.grid_barrier,
         "teams": max(kernel.teams for kernel in plan.kernels),
+        "counted": bool(plan.counts),
         "fingerprint": _fingerprint(plan),
     }
 

@@ -13,8 +13,10 @@ from souffle import models
 
 __all__ = ["NAMES", "VERSIONS", "build_network"]
 
-_ROWS = {"tiny": 64, "paper": 8192}
+_ROWS = {"tiny": 64, "paper": 128}
+_WIDE = {"tiny": 8, "paper": 1024}
 _COLUMNS = 64
+"""Of all; what counts its outputs is run when rehearsing, too, so it has few rows."""
 
 
 def _model(nodes: list, shape: tuple[int | str, ...], outputs: tuple[str, ...], **constants: np.ndarray) -> ModelProto:
@@ -39,7 +41,7 @@ def _above(size: str) -> ModelProto:
 
 def _suppressed(size: str) -> ModelProto:
     """Non-maximum suppression of boxes that a product makes of features, by scores that it makes, too."""
-    boxes = _ROWS[size] // 8
+    boxes = _WIDE[size]
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((_COLUMNS, 5), np.float32) / _COLUMNS**0.5
     nodes = [
@@ -55,7 +57,7 @@ def _suppressed(size: str) -> ModelProto:
 
 def _batches(size: str) -> ModelProto:
     """Two layers, of an open number of rows."""
-    rng, hidden = np.random.default_rng(0), _ROWS[size] // 8
+    rng, hidden = np.random.default_rng(0), _WIDE[size]
     first = rng.standard_normal((_COLUMNS, hidden), np.float32) / _COLUMNS**0.5
     second = rng.standard_normal((hidden, _COLUMNS), np.float32) / hidden**0.5
     nodes = [
