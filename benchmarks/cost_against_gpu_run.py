@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu_steps import compare
+from benchmarks.gpu_figures import compare
 from benchmarks.rehearsal_driver import RehearsalDriver
 from souffle.calibrate import measure_device
 from souffle.errors import SouffleError

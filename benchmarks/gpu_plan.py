@@ -1,21 +1,39 @@
-"""What is done on a GPU host, and in which order: phases of steps, each bounded in time."""
+"""What is done on a GPU host, and in which order: phases of steps, each bounded in time, what is worth most first."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-__all__ = ["PEERS", "TOOLS", "Phase", "Step", "barrier_of", "chosen_cases", "first_contact", "peer_name", "steps_for"]
+from souffle.benchmark.registry import PEERS
+from souffle.options import LEVELS
 
-TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+__all__ = [
+    "ELSEWHERE",
+    "PHASES",
+    "SLOW_PEERS",
+    "TOOLS",
+    "Phase",
+    "Step",
+    "ablation_labels",
+    "chosen_cases",
+    "is_own",
+    "phases_of",
+]
+
+TOOLS = ("memcheck", "synccheck", "racecheck", "initcheck")
 """Of compute-sanitizer."""
-PEERS = {"eager": 1, "inductor": 2, "autotuned": 3}
-"""PyTorch call by call, its Inductor, and that with ``max-autotune``; and how many times as long as another process
-each may take, for compilation takes minutes."""
-_MERGED = ("V3", "V4")
+ELSEWHERE = {"xla": "its peer is for the processor alone", "tvm": "TVM is not on the host"}
+"""Peers of ``souffle bench`` that are not asked."""
+SLOW_PEERS = {"inductor": 2, "autotuned": 3}
+"""Peers that compile for minutes, each in a process of its own, and how many times as long as another it may take."""
+_ABLATION = "ablation"
+_CHECKED, _TIMED = 4, 8
+"""The most networks that one process checks, and variants that one process times: what takes too long loses few."""
+_MERGED = tuple(name for name, level in LEVELS.items() if level.merge)
+_LAST = list(LEVELS)[-1]
 _Case = Mapping[str, Any]
 
 
@@ -28,7 +46,7 @@ class Step:
     kind : str
         Of ``benchmarks.gpu_steps``.
     label : str
-        The first word of its entries in the results: ``"check NAME"`` for each case.
+        The first words of its entries in the results: ``"check NAME"`` for each case.
     names : tuple of str
         The cases; the results are kept and resumed by case.
     arguments : tuple of str
@@ -70,7 +88,7 @@ class Phase:
     name : str
     question : str
     bound : float
-        Seconds that it may take, at most 480.
+        Seconds that it may take.
     steps : tuple of Step
     """
 
@@ -80,24 +98,35 @@ class Phase:
     steps: tuple[Step, ...]
 
 
-def barrier_of(case: _Case) -> str:
-    """How the blocks of a case's kernels wait for each other."""
-    return case.get("grid_barrier", "counter")
+def is_own(case: _Case) -> bool:
+    """Whether a network is what the compiler makes of a level by itself."""
+    return case["label"] == case["level"]
 
 
-def peer_name(values: str, precision: str, peer: str) -> str:
-    """A peer's case in the results, of the file of a model's inputs and outputs and the peer's name."""
-    return f"{Path(values).stem}-{precision}-{peer}"
+def chosen_cases(
+    cases: Mapping[str, dict[str, Any]], models: Iterable[str] = (), precisions: Iterable[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """One case of each model, size, precision and variant: that with stored constants where there are two.
 
-
-def chosen_cases(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """One case of each model, size, precision, level and barrier: that with stored constants where there are two."""
+    Parameters
+    ----------
+    cases : mapping
+        By name.
+    models, precisions : iterable of str
+        Only these, and in their order; all where there are none.
+    """
     chosen: dict[tuple[str, ...], str] = {}
     for name, case in cases.items():
-        key = (*(case[part] for part in ("model", "size", "precision", "level")), barrier_of(case))
+        key = tuple(case[part] for part in ("model", "size", "precision", "label"))
         if key not in chosen or case["constants"] == "stored":
             chosen[key] = name
-    return {name: cases[name] for name in cases if name in chosen.values()}
+    orders = [(list(models), "model"), (list(precisions), "precision")]
+    names = [name for name in cases if name in chosen.values()]
+    for order, part in reversed(orders):
+        if order:
+            names = [name for name in names if cases[name][part] in order]
+            names.sort(key=lambda name: order.index(cases[name][part]))
+    return {name: cases[name] for name in names}
 
 
 class _Steps:
@@ -111,152 +140,173 @@ class _Steps:
         found: dict[tuple[str, str, str], list[str]] = {}
         for name, case in self._cases.items():
             if wanted(case):
-                found.setdefault((case["size"], case["model"], case["precision"]), []).append(name)
+                found.setdefault((case["model"], case["size"], case["precision"]), []).append(name)
         return [tuple(names) for names in found.values()]
 
-    def _quiet(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        # Without a GPU a paper model's kernels would take hours.
-        large = any(self._cases[name]["size"] != "tiny" for name in names)
+    def _quiet(self, names: tuple[str, ...], *, outputs: bool = True) -> tuple[str, ...]:
+        # Without a GPU a paper model's kernels would take hours. What counts its outputs is small, and has to count
+        # where these are looked at.
+        cases = [self._cases[name] for name in names]
+        large = any(case["size"] != "tiny" and not (outputs and case.get("counted")) for case in cases)
         return ("--no-execute",) if self._options.rehearse and large else ()
 
-    def check(self, names: tuple[str, ...], repeats: int, timeout: float, *, together: bool = True) -> Step:
-        """Right, the same bits again and again, the same as a graph and through PyTorch."""
-        figures = ("--repeats", str(repeats), "--seconds", str(timeout / 2))
-        return Step("check", "check", names, (*figures, *self._quiet(names)), timeout, together=together)
+    def checks(self, wanted: Callable[[_Case], bool]) -> list[Step]:
+        """Right, the same bits again and again, the same as a graph and in each other way to call it."""
+        return [step for group in self.groups(wanted) for step in self._checks(group)]
 
-    def _figures(self) -> tuple[str, ...]:
+    def _checks(self, group: Sequence[str]) -> Iterator[Step]:
+        repeats, limit = str(self._options.repeats), self._options.timeout
+        for names in _parts(group, _CHECKED):
+            arguments = ("--repeats", repeats, "--seconds", str(limit / 2 / len(names)), *self._quiet(names))
+            yield Step("check", "check", names, arguments, limit, together=True)
+
+    def latency(self, names: tuple[str, ...], label: str = "latency") -> list[Step]:
+        """Cases side by side in one process."""
         options = self._options
         figures = ("--repeats", str(options.latency_repeats), "--rounds", str(options.rounds))
-        return (*figures, "--warmup", "1" if options.rehearse else "10", "--seconds", str(options.timeout / 4))
-
-    def latency(self, names: tuple[str, ...]) -> list[Step]:
-        """Levels side by side."""
-        figures = self._figures()
-        quiet = self._quiet(names)
+        figures += ("--warmup", "1" if options.rehearse else "10", "--seconds", str(options.timeout / 4))
+        quiet = self._quiet(names, outputs=False)
         # Several paper models at once would fill the memory of a small machine.
         parts = [(name,) for name in names] if quiet else [names]
-        return [Step("latency", "latency", part, (*figures, *quiet), self._options.timeout) for part in parts]
+        return [Step("latency", label, part, (*figures, *quiet), options.timeout) for part in parts]
 
-    def peer(self, names: tuple[str, ...], peer: str) -> Step:
-        """One of ``PEERS`` with the model of these cases: a process of its own, for its compilation may not end."""
-        case = next((self._cases[name] for name in names if self._cases[name].get("graph")), self._cases[names[0]])
-        about = ("--peer", peer, "--precision", case["precision"], "--values", case["io"])
-        # Artifacts of before models travelled lack it.
-        about += ("--graph", case["graph"]) if case.get("graph") else ()
-        bound = PEERS[peer] * self._options.timeout
-        name = peer_name(case["io"], case["precision"], peer)
-        return Step("peers", "peers", (name,), (*about, *self._figures()), bound, optional=True)
+    def ablation(self, beside: Callable[[_Case], bool], varied: Callable[[_Case], bool]) -> Iterable[Step]:
+        """Variants: those of a model are checked, and then timed in processes of a few, each with what they are beside,
+        which is timed again."""
+        for group in self.groups(lambda case: beside(case) or varied(case)):
+            firsts = tuple(name for name in group if not varied(self._cases[name]))
+            others = [name for name in group if name not in firsts]
+            yield from self._checks(others)
+            for number, names in enumerate(_parts(others, _TIMED)):
+                yield from self.latency((*firsts, *names), f"{_ABLATION}{number or ''}")
 
-    def stages(self, name: str) -> Step:
-        """The clocks of a network's stages."""
-        repeats = "1" if self._options.rehearse else "21"
-        arguments = ("--repeats", repeats, *self._quiet((name,)))
-        return Step("stages", "stages", (name,), arguments, min(60, self._options.timeout))
+    def peers(self, names: Iterable[str]) -> Iterable[Step]:
+        """Networks beside what the options name: what is quick in one process and first, what compiles in its own."""
+        options = self._options
+        asked = [peer for peer in PEERS if peer in options.peers]
+        quick = tuple(peer for peer in asked if peer not in SLOW_PEERS)
+        figures = ("--repeats", str(options.latency_repeats), "--warmup", "1" if options.rehearse else "10")
+        for peers in [*([quick] if quick else []), *((peer,) for peer in asked if peer in SLOW_PEERS)]:
+            limit = max(SLOW_PEERS.get(peer, 1) for peer in peers) * options.timeout
+            for name in names:
+                arguments = ("--against", *peers, *figures, "--seconds", str(limit / 4), *self._quiet((name,)))
+                yield Step("bench", f"bench {'+'.join(peers)}", (name,), arguments, limit, optional=True)
 
-    def under(self, tool: str, names: tuple[str, ...], *, together: bool = True) -> list[Step]:
-        """One call of each network under one of compute-sanitizer's tools."""
-        return [
-            Step("once", tool, (name,), self._quiet((name,)), self._options.timeout, tool, together) for name in names
-        ]
+    def stages(self, kind: str, name: str) -> Step:
+        """The clocks of a network's stages, or its trace."""
+        arguments = ("--repeats", "1" if self._options.rehearse else "21", *self._quiet((name,)))
+        return Step(kind, kind, (name,), arguments, min(60, self._options.timeout))
 
-
-_DEVICE = Step("device", "device", ("device",), (), 60)
-
-
-def _micro(options: argparse.Namespace) -> Step:
-    return Step("micro", "micro", ("micro",), ("--repeats", "1" if options.rehearse else "25"), 120)
-
-
-def steps_for(cases: dict[str, dict[str, Any]], options: argparse.Namespace) -> list[Step]:
-    """All steps, the ones that matter most first."""
-    make = _Steps(cases, options)
-
-    def checks(tiny: bool) -> list[Step]:
-        found = make.groups(lambda case: (case["size"] == "tiny") == tiny)
-        return [make.check(names, options.repeats, options.timeout) for names in found]
-
-    def latencies(tiny: bool) -> list[Step]:
-        found = make.groups(lambda case: (case["size"] == "tiny") == tiny)
-        return [step for names in found for step in make.latency(names)]
-
-    steps = [_DEVICE, _micro(options), *checks(True), *latencies(False), *checks(False), *latencies(True)]
-    under = tuple(n for n, case in cases.items() if case["size"] == "tiny" and case["level"] in options.sanitize)
-    for tool in TOOLS:
-        steps += make.under(tool, under)
-    return [step for step in steps if step.kind == "device" or options.only is None or step.kind in options.only]
+    def under(self, tools: Iterable[str], names: Iterable[str]) -> tuple[Step, ...]:
+        """One call of each network under compute-sanitizer's tools."""
+        limit = self._options.timeout
+        return tuple(
+            Step("once", tool, (name,), self._quiet((name,)), limit, tool, together=True)
+            for tool in tools
+            for name in names
+        )
 
 
-def first_contact(cases: dict[str, dict[str, Any]], options: argparse.Namespace) -> list[Phase]:
-    """What a GPU is asked first: most important first, and what may hang only after what shows why.
+def _parts(names: Sequence[str], most: int) -> list[tuple[str, ...]]:
+    """In their order, so many at a time, and not one alone behind many."""
+    count = -(-len(names) // most)
+    return [tuple(names[len(names) * k // count : len(names) * (k + 1) // count]) for k in range(count)]
 
-    The networks that make the barriers work are those of paper size: of the tiny ones, no stage has more tiles than the
-    GPU has multiprocessors, so none loops and no two blocks share one.
+
+def ablation_labels(steps: Iterable[str]) -> list[str]:
+    """Under which labels variants were timed, of the keys of results: each of one process for each model."""
+    labels = {key.split()[0] for key in steps if key.startswith(_ABLATION)}
+    return sorted(labels, key=lambda label: (len(label), label))
+
+
+def _alone(kind: str, timeout: float, *arguments: str) -> tuple[Step, ...]:
+    return (Step(kind, kind, (kind,), arguments, timeout),)
+
+
+PHASES = {
+    "device": "Is there a GPU, and which?",
+    "right": "Are the networks of paper size right, run after run, in each way to call them?",
+    "latency": "How long do the levels take at paper size?",
+    "peers": "How long do other compilers take beside the last level?",
+    "ablation": "What does each thing give: without it, by another planner, with another option?",
+    "stages": "Where does the time of the merged levels go, stage by stage?",
+    "profile": "Does the trace of souffle bench --profile come out of a GPU?",
+    "races": "Does compute-sanitizer find races or reads of what nobody wrote?",
+    "constants": "What do launches, syncs and memory cost?",
+    "barriers": "Do the grid barriers hold, at 1 to 8 blocks a multiprocessor?",
+    "shared": "Do kernels run that use 100 KiB of shared memory, and all that there is?",
+    "smoke": "Is the smallest network right at every level?",
+    "rest": "Is every other network right?",
+    "memory": "Does compute-sanitizer find stray or misplaced accesses and waits?",
+}
+"""By name, what is worth most first: its question."""
+
+
+def phases_of(cases: Mapping[str, _Case], options: argparse.Namespace) -> list[Phase]:
+    """All phases, or those of ``options.phases`` in their order there; the device is always asked for first.
+
+    Parameters
+    ----------
+    cases : mapping
+        By name, in the order in which they are wanted.
+    options
+        ``rehearse``, ``timeout``, ``repeats``, ``latency_repeats``, ``rounds``, ``peers``, ``phases`` of the command.
     """
     make = _Steps(cases, options)
-    few, many = (2, 2) if options.rehearse else (50, 1000)
 
-    def chosen(wanted: Callable[[_Case], bool]) -> list[str]:
-        """Networks of fp32 first, and of one kernel and many stages."""
-        names = [name for name, case in cases.items() if wanted(case)]
-        return sorted(names, key=lambda name: (cases[name]["precision"] != "fp32", -cases[name].get("grid_syncs", 0)))
+    def own(case: _Case) -> bool:
+        return case["size"] == "paper" and is_own(case)
 
-    def merged(case: _Case) -> bool:
-        return case["size"] == "paper" and case["level"] in _MERGED
+    def timed(case: _Case) -> bool:
+        return own(case) and "versions" not in case
 
-    def single(case: _Case) -> bool:
-        return case["size"] == "paper" and case["precision"] == "fp32"
+    def last(case: _Case) -> bool:
+        return timed(case) and case["level"] == _LAST
 
-    def mixed(case: _Case) -> bool:
-        return case["size"] == "paper" and case["precision"] != "fp32"
+    def varied(case: _Case) -> bool:
+        return case["size"] == "paper" and not is_own(case) and "versions" not in case
 
-    paper = chosen(lambda case: merged(case) and single(case))
-    smallest = min(
-        chosen(lambda case: case["size"] == "tiny" and case["precision"] == "fp32"),
-        key=lambda name: cases[name].get("machine_code_bytes", 0),
-        default=None,
-    )
-    smoke = make.groups(
-        lambda case: (
-            smallest is not None and all(case[part] == cases[smallest][part] for part in ("model", "size", "precision"))
-        )
-    )
-    rest = make.groups(lambda case: not merged(case))
-    clocked = chosen(lambda case: case.get("clocks") is not None)
-    large, halves = make.groups(single), make.groups(mixed)
-    syncing = tuple(paper[:1])
-    tiny = tuple(chosen(lambda case: case["size"] == "tiny" and case["level"] in (*_MERGED, "V0")))
+    def tiny(case: _Case) -> bool:
+        return case["size"] == "tiny"
 
-    def barriers(kind: str) -> Step:
-        return Step(kind, kind, (kind,), (), 60)
+    # Beside what they are variants of, which is timed again: clocks and caches are of one process.
+    beside = {(case["model"], case["precision"], case["level"]) for case in cases.values() if varied(case)}
 
-    return [
-        Phase("device", "Is there a GPU, and which?", 60, (_DEVICE,)),
-        Phase("barriers", "Do the grid barriers hold, at 1 to 8 blocks a multiprocessor?", 90, (barriers("barriers"),)),
-        Phase("smoke", "Is the smallest network right at every level?", 120,
-              tuple(make.check((name,), few, min(30, options.timeout), together=False)
-                    for names in smoke for name in names)),
-        Phase("paper", "Are merged networks of paper size right, run after run, with each barrier?", 480,
-              tuple(make.check((name,), many, min(60, options.timeout), together=False) for name in paper)),
-        Phase("shared", "Do kernels run that use 100 KiB of shared memory, and all that there is?", 60,
-              (barriers("shared"),)),
-        Phase("latency", "How long do V0 to V4 take at paper size, and PyTorch?", 480,
-              (*(step for names in large for step in make.latency(names)),
-               *(make.peer(names, peer) for peer in options.peers for names in large))),
-        Phase("stages", "Where does the time of V2 to V4 go, stage by stage?", 240,
-              tuple(make.stages(name) for name in clocked)),
-        Phase("constants", "What do launches, syncs and memory cost?", 150, (_micro(options),)),
-        # What is timed is compared first: nothing before has run it.
-        Phase("mixed", "Is mixed precision right at paper size, and how long do V0 to V4 take?", 480,
-              (*(make.check((name,), few, min(60, options.timeout), together=False)
-                 for name in chosen(lambda case: merged(case) and mixed(case))),
-               *(step for names in halves for step in make.latency(names)),
-               # PyTorch has what it calls TF32, and float16.
-               *(make.peer(names, peer) for peer in options.peers for names in halves
-                 if cases[names[0]]["precision"] != "tf32x3"))),
-        Phase("rest", "Is every other network right?", 480,
-              tuple(make.check(names, few, options.timeout) for names in rest)),
-        Phase("memory", "Does compute-sanitizer find stray or misplaced accesses and waits?", 480,
-              tuple(step for tool in ("memcheck", "synccheck") for step in make.under(tool, (*tiny, *syncing)))),
-        Phase("races", "Does compute-sanitizer find races or reads of what nobody wrote?", 480,
-              tuple(step for tool in ("racecheck", "initcheck") for step in make.under(tool, tiny))),
-    ]  # fmt: skip
+    def has_variants(case: _Case) -> bool:
+        return timed(case) and (case["model"], case["precision"], case["level"]) in beside
+
+    smallest = min(filter(tiny, cases.values()), key=lambda case: case.get("code_bytes") or 0, default=None)
+    merged = [name for name, case in cases.items() if tiny(case) and case["level"] in _MERGED]
+    ends = [name for names in make.groups(last) for name in names]
+    # The trace's kernels are compiled on the host.
+    shortest = sorted(ends, key=lambda name: cases[name].get("text_bytes", 0))[:1]
+    syncs = {name: case.get("grid_syncs", 0) for name, case in cases.items() if own(case)}
+    most = [name for name in syncs if syncs[name] == max(syncs.values())][:1]
+    steps: dict[str, tuple[Step, ...]] = {
+        "device": _alone("device", 60),
+        "right": tuple(make.checks(own)),
+        "latency": tuple(step for names in make.groups(timed) for step in make.latency(names)),
+        "peers": tuple(make.peers(ends)),
+        "ablation": tuple(make.ablation(has_variants, varied)),
+        "stages": tuple(make.stages("stages", name) for name, case in cases.items() if case.get("clocks")),
+        "profile": tuple(make.stages("profile", name) for name in shortest),
+        "races": make.under(("racecheck", "initcheck"), merged),
+        "constants": _alone("micro", 120, "--repeats", "1" if options.rehearse else "25"),
+        "barriers": _alone("barriers", 60),
+        "shared": _alone("shared", 60),
+        "smoke": tuple(
+            make.checks(lambda case: tiny(case) and smallest is not None and case["model"] == smallest["model"])
+        ),
+        "rest": tuple(make.checks(tiny)),
+        "memory": make.under(("memcheck", "synccheck"), (*merged, *most)),
+    }
+    names = ["device", *(name for name in options.phases or PHASES if name != "device")]
+    return [Phase(name, PHASES[name], _BOUNDS[name], steps[name]) for name in names]
+
+
+_BOUNDS = {
+    **dict.fromkeys(PHASES, 120.0),
+    **{"device": 60.0, "right": 240.0, "latency": 300.0, "peers": 480.0, "ablation": 240.0, "stages": 240.0},
+    **{"profile": 60.0, "rest": 480.0, "races": 240.0, "memory": 480.0},
+}
+"""Seconds for each phase; ``--budget`` is for all."""

@@ -1,9 +1,10 @@
 """What the files of GPU runs say of whole networks, in one plain form that ships with the package.
 
-``python -m benchmarks.gpu_records`` reads ``docs/results/gpu-*.json``, whose forms grew with what each run asked, and
-writes ``souffle/evaluation/data/gpu_records.json``: one record for each network and peer that was timed, and for each
-kernel and pair of HFuse's, with device, date and file. ``souffle reproduce`` shows the latest of each where no GPU is.
-A test holds the shipped file equal to what this makes.
+``python -m benchmarks.gpu_records`` reads ``docs/results/gpu-*.json``, of which those of three early runs have forms of
+their own and all others are what ``benchmarks.gpu_host run`` writes, and makes
+``souffle/evaluation/data/gpu_records.json``: one record for each network and peer that was timed, and for each kernel
+and pair of HFuse's, with device, date and file. ``souffle reproduce`` shows the latest of each where no GPU is. A test
+holds the shipped file equal to what this makes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_plan import ablation_labels, is_own
+from souffle.benchmark.peer import GRAPH
+from souffle.benchmark.report import OURS, BenchmarkReport, BenchmarkRow, report_of
 from souffle.evaluation.gpu_records import RECORDS
 
 __all__ = ["collected", "main"]
@@ -32,9 +36,54 @@ def collected() -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for path in sorted(_FOLDER.glob("gpu-*.json"), key=lambda path: (json.loads(path.read_text())["date"], path.stem)):
         content = json.loads(path.read_text())
-        about = {"device": content["device"], "date": content["date"], "file": path.name}
-        records += [{**record, **about} for record in _records(content)]
+        date = content["date"].partition("T")[0]
+        device = content["steps"]["device"]["result"]["name"] if "steps" in content else content["device"]
+        about = {"device": device, "date": date, "file": path.name}
+        found = _of_gpu_host(content) if "steps" in content else _records(content)
+        records += [{**record, **about} for record in found]
     return records
+
+
+def _of_gpu_host(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Of a file as ``benchmarks.gpu_host run`` writes it: networks of paper size, and peers of ``souffle bench``.
+
+    Raises
+    ------
+    ValueError
+        If it is of a rehearsal, whose times mean nothing.
+    """
+    if content["rehearsal"]:
+        raise ValueError(f"results of a rehearsal are no records: {content['command']}")
+    built, steps = content.get("built") or {}, content["steps"]
+    for name, case in content["cases"].items():
+        # A variant is timed beside what it is a variant of. Who is wrong gets no number.
+        labels = ["latency"] if is_own(case) else ablation_labels(steps)
+        timed = next((steps[f"{label} {name}"] for label in labels if f"{label} {name}" in steps), {})
+        right = steps.get(f"check {name}", {}).get("status") == timed.get("status") == "ok"
+        if case["size"] != "paper" or not right:
+            continue
+        result = timed["result"]
+        record = {"kind": "network", "level": case["level"], "model": case["model"], "precision": case["precision"]}
+        record |= {"graph_us": round(result["graph"]["median_us"], 2)}
+        record |= {key: result[key] for key in ("launches", "grid_syncs")}
+        record |= {} if is_own(case) else {"variant": case["label"]}
+        yield record | ({"commit": built["commit"]} if built.get("commit") else {})
+    for key, entry in steps.items():
+        case = content["cases"].get(key.rpartition(" ")[2], {})
+        if key.startswith("bench ") and entry["status"] == "ok" and case.get("size") == "paper":
+            yield from _peers(report_of(entry["result"]["report"]), case)
+
+
+def _peers(report: BenchmarkReport, case: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Of each peer its CUDA graph, or its calls where it is timed as these alone."""
+    rows: dict[str, dict[str, BenchmarkRow]] = {}
+    for row in report.rows:
+        if row.name != OURS and "warm" in row.times:
+            rows.setdefault(row.name, {})[row.form] = row
+    for peer, forms in rows.items():
+        row = forms.get(GRAPH) or next(iter(forms.values()))
+        record = {"kind": "peer", "peer": peer, "model": case["model"], "precision": case["precision"]}
+        yield record | {"graph_us": round(row.times["warm"].median_us, 2), "form": row.form, "version": row.version}
 
 
 def _records(content: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -26,6 +27,8 @@ __all__ = ["run_phases", "run_steps"]
 _ROOT = Path(__file__).resolve().parent.parent
 _FINDINGS = 9
 """The exit status that compute-sanitizer is told to give where it finds something."""
+_LEAVING_SECONDS = 5.0
+"""For a process that was interrupted to write down what it has."""
 _ENDING_SECONDS = 20.0
 """For a process that was killed to leave the driver; one that does not holds the GPU."""
 _MOST_TIMEOUTS = 2
@@ -54,6 +57,8 @@ class _Stuck(Exception):
 def _bounded(command: list[str], log: Path, timeout: float) -> int | None:
     """Exit status, or None where it was ended after ``timeout`` seconds together with all that it had started.
 
+    It is interrupted first, as by Ctrl-C: a benchmark keeps what it has measured then.
+
     Raises
     ------
     _Stuck
@@ -66,6 +71,11 @@ def _bounded(command: list[str], log: Path, timeout: float) -> int | None:
         try:
             return process.wait(timeout)
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LEAVING_SECONDS)
+        # What it has started may be left, where it is gone itself.
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         try:
             process.wait(_ENDING_SECONDS)
@@ -163,8 +173,8 @@ class _Runner:
             name = found["now"] or names[0]
             seconds = round(time.monotonic() - began, 1)
             state = "stuck" if stuck else "timeout" if status is None else "failed"
-            ended = f"it was ended after {seconds:.0f} s" if status is None else f"exit status {status}"
-            entries[name] = {"status": state, "seconds": seconds, "error": stuck or log or ended}
+            ended = f"it was ended after {seconds:.0f} s\n{log}".strip() if status is None else ""
+            entries[name] = {"status": state, "seconds": seconds, "error": stuck or ended or log or f"exit {status}"}
         return entries
 
 

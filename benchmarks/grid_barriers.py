@@ -13,7 +13,7 @@ On a host with a GPU (Python, NumPy, cuda-bindings)::
     python -m benchmarks.grid_barriers run --in FOLDER --json barriers.json
 
 ``rehearse`` in the place of ``run`` runs the same kernels on the CPU device. Whole networks with either barrier are
-timed, run 1,000 times and put under compute-sanitizer by ``benchmarks.gpu_host`` (``--grid-barriers``).
+timed, run 1,000 times and put under compute-sanitizer by ``benchmarks.gpu_host`` (``--variants grid_barrier``).
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ found::
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import statistics
@@ -27,6 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.gpu_pack import read_index
+from benchmarks.gpu_plan import is_own
 from benchmarks.record import write_json
 from souffle.codegen.nvcc import compile_cubin
 from souffle.codegen.plan import Plan
@@ -55,14 +58,14 @@ def _twin_path(folder: Path, name: str) -> Path:
     return folder / f"{name}.clocks.npz"
 
 
-def _build_one(folder: Path, name: str) -> None:
+def _build_one(folder: Path, name: str, cubin: bool) -> None:
     plan = load(folder / f"{name}.souffle")
     labels: dict[str, tuple[str, ...]] = {}
     cubins = {}
     for number, module in enumerate(plan.modules):
         text, found = clocked(module.text)
         labels |= found
-        image = compile_cubin(text, plan.options.arch)[0]
+        image = compile_cubin(text, plan.options.arch)[0] if cubin else hashlib.sha256(text.encode()).digest()
         cubins[f"cubin{number}"] = np.frombuffer(image, np.uint8)
     np.savez_compressed(_twin_path(folder, name), labels=np.array(json.dumps(labels)), **cubins)
 
@@ -76,20 +79,19 @@ def read_twin(path: Path) -> Twin:
 
 
 def _build(options: argparse.Namespace) -> int:
-    path = options.input / "index.json"
-    index = json.loads(path.read_text())
+    index = read_index(options.input)
     wanted = [
         name
         for name, case in index["cases"].items()
-        if case["level"] in options.levels and case["size"] in options.sizes
+        if case["level"] in options.levels and case["size"] in options.sizes and is_own(case)
         and (not options.models or case["model"] in options.models)
     ]  # fmt: skip
     missing = [name for name in wanted if options.force or not _is_new(options.input, name)]
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda name: _build_one(options.input, name), missing))
+        list(pool.map(lambda name: _build_one(options.input, name, options.cubin), missing))
     for name in wanted:
         index["cases"][name]["clocks"] = _twin_path(options.input, name).name
-    write_json(path, index)
+    write_json(options.input / "index.json", index)
     sys.stdout.write(f"{len(missing)} of {len(wanted)} twins compiled\n")
     return 0
 
@@ -205,6 +207,7 @@ def main(argv: list[str] | None = None) -> int:
     build.add_argument("--sizes", nargs="+", default=["paper"])
     build.add_argument("--jobs", type=int, default=2)
     build.add_argument("--force", action="store_true", help="compile again what is there")
+    build.add_argument("--no-cubin", dest="cubin", action="store_false", help="without nvcc, for rehearsals alone")
     shown = commands.add_parser("table", help="show what the phase `stages` has found")
     shown.add_argument("results", type=Path)
     shown.add_argument("--clock-mhz", type=float, required=True, help="of the multiprocessors, while it ran")

@@ -16,6 +16,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -254,6 +255,13 @@ def _drawn(graph: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
+@lru_cache(maxsize=1)
+def _drawn_of(path: Path, changed: int) -> dict[str, np.ndarray]:
+    """The same of a file, which takes a second, for all networks of a model in a row; by when it changed."""
+    with np.load(path, allow_pickle=False) as file:
+        return _drawn(file)
+
+
 def _compare(array: np.ndarray, digest: str, name: str, path: Path) -> None:
     if _digest(array) != digest:
         raise ValueError(
@@ -295,8 +303,7 @@ def read_weights(path: Path, graph: Path) -> dict[str, np.ndarray]:
         If a constant is not bit for bit what it was: NumPy draws differently here.
     """
     made: dict[str, np.ndarray] = {}
-    with np.load(graph, allow_pickle=False) as file:
-        drawn = _drawn(file)
+    drawn = _drawn_of(graph, graph.stat().st_mtime_ns)
     with np.load(path, allow_pickle=False) as file:
         for name, recipe in _content(file).items():
             array = _made(recipe, drawn, tuple(recipe["shape"]), np.dtype(recipe["dtype"]))

@@ -13,6 +13,7 @@ from souffle.errors import OptionError
 
 __all__ = [
     "BARRIERS",
+    "CHOICES",
     "GRID_BARRIER_NAMES",
     "INTEGERS",
     "LEVELS",
@@ -106,6 +107,17 @@ _LEAST_MS, _MOST_MS = 1e-3, 1e9
 
 WAITS = ("auto", "barriers", "flags")
 """What stands between dependent stages of a kernel: see :func:`souffle.compile`."""
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "level": tuple(LEVELS),
+    "precision": PRECISIONS,
+    "reductions": REDUCTIONS,
+    "verify": CHECKS,
+    "grid_barrier": GRID_BARRIER_NAMES,
+    "waits": WAITS,
+    "reuse_policy": REUSE_POLICIES,
+}
+"""The options of :class:`Options` that have one of a few values, and these; planners are looked up by their names."""
 
 
 @dataclass(frozen=True)
@@ -229,15 +241,7 @@ class Options:
 
     def __post_init__(self) -> None:
         self._check_waits()
-        for name, allowed in (
-            ("level", tuple(LEVELS)),
-            ("precision", PRECISIONS),
-            ("reductions", REDUCTIONS),
-            ("verify", CHECKS),
-            ("grid_barrier", GRID_BARRIER_NAMES),
-            ("waits", WAITS),
-            ("reuse_policy", REUSE_POLICIES),
-        ):
+        for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
                 raise OptionError(f"{name}={value!r} is not valid; choose one of {', '.join(allowed)}")

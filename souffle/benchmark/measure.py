@@ -15,15 +15,14 @@ import onnx
 from souffle.benchmark.host_way import settle
 from souffle.benchmark.ours import ways_of
 from souffle.benchmark.peer import Peer, Way
-from souffle.benchmark.report import OURS, BenchmarkReport, BenchmarkRow
+from souffle.benchmark.report import CACHES, OURS, BenchmarkReport, BenchmarkRow
 from souffle.benchmark.rounds import figures_of, ratio_of, run_in_turn
 from souffle.options import Progress, quiet
 from souffle.runtime.comparison import compare
 from souffle.runtime.cuda import Cuda
 
-__all__ = ["CACHES", "machine_name", "measure"]
+__all__ = ["machine_name", "measure"]
 
-CACHES = ("warm", "cold")
 _Ran = tuple[BenchmarkRow, Way]
 
 

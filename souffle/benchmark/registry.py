@@ -12,6 +12,7 @@ __all__ = ["PEERS", "peer_named"]
 PEERS = {
     "eager": ("torch_peer", "TorchPeer"),
     "inductor": ("torch_peer", "TorchPeer"),
+    "autotuned": ("torch_peer", "TorchPeer"),
     "xla": ("torch_peer", "TorchPeer"),
     "ort": ("onnxruntime_peer", "OnnxRuntimePeer"),
     "tensorrt": ("onnxruntime_peer", "OnnxRuntimePeer"),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from souffle.benchmark.peer import Setting
 from souffle.benchmark.rounds import Figures, Ratio
 
-__all__ = ["OURS", "BenchmarkReport", "BenchmarkRow"]
+__all__ = ["CACHES", "OURS", "BenchmarkReport", "BenchmarkRow", "report_of"]
+
+CACHES = ("warm", "cold")
+"""What the keys of times are."""
 
 OURS = "souffle"
 """The name that our own rows have."""
@@ -83,3 +88,18 @@ class BenchmarkReport:
     def wrong(self) -> bool:
         """Whether our own outputs were not those of the reference."""
         return any(row.name == OURS and row.passed is False for row in self.rows)
+
+
+def report_of(content: Mapping[str, Any]) -> BenchmarkReport:
+    """A report from what ``dataclasses.asdict`` gave of it, as ``souffle bench --out`` writes it."""
+    rows = [
+        BenchmarkRow(
+            **{
+                **row,
+                "times": {cache: Figures(**found) for cache, found in row["times"].items()},
+                "ratios": {cache: Ratio(**found) for cache, found in row["ratios"].items()},
+            }
+        )
+        for row in content["rows"]
+    ]
+    return BenchmarkReport(**{**content, "setting": Setting(**content["setting"]), "rows": rows})

@@ -24,6 +24,8 @@ __all__ = ["TorchPeer", "captured"]
 _MODES: dict[str, dict[str, str] | None] = {
     "eager": None,
     "inductor": {"mode": "default"},
+    # What is captured here is one graph, and not one in another.
+    "autotuned": {"mode": "max-autotune-no-cudagraphs"},
     "xla": {"backend": "openxla"},
 }
 """What ``torch.compile`` is given, by the peers' names."""
@@ -77,7 +79,7 @@ class TorchPeer:
     Parameters
     ----------
     name : str
-        ``"eager"``, ``"inductor"`` or ``"xla"``.
+        ``"eager"``, ``"inductor"``, ``"autotuned"`` or ``"xla"``.
     """
 
     failures: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, LookupError, NotImplementedError)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import souffle
+from souffle.cli.ablation_table import ABLATION_HEADER, ablation_cells
 from souffle.cli.compare import onnxruntime_outputs, random_inputs
 from souffle.cli.compiler_options import compiler_options
 from souffle.cli.model_options import import_options
-from souffle.cli.output import Progress, human_bytes, print_table, write_json
+from souffle.cli.output import Progress, print_table, write_json
 from souffle.cli.overwriting import PICTURE, check_output
 from souffle.errors import CertificateError, SouffleError
 from souffle.evaluation.ablation import Expected, Variant, measured_row, variants
@@ -113,10 +114,6 @@ def _variants(arguments: argparse.Namespace) -> tuple[Variant, ...]:
     return variants(disable=arguments.disable, each=arguments.each, planners=planners, fusion=arguments.fusion)
 
 
-_HEADER = ("variant", "launches", "kernels", "grid", "flags", "block", "read", "written", "registers", "spill B")
-_HEADER += ("shared B", "code B", "compile s", "predicted µs", "largest error", "latency µs")
-
-
 def _report(arguments: argparse.Namespace, progress: Progress, rows: Sequence[dict[str, Any]], gpu: str | None) -> None:
     progress.done()
     if arguments.plot:
@@ -127,7 +124,8 @@ def _report(arguments: argparse.Namespace, progress: Progress, rows: Sequence[di
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
         print()
-        print_table(_HEADER, [_cells(row) for row in own if "failed" not in row], _heading(model, arguments))
+        made = [ablation_cells(row) for row in own if "failed" not in row]
+        print_table(ABLATION_HEADER, made, _heading(model, arguments))
         for row in own:
             if "failed" in row:
                 print(f"{row['label']}: {row['failed']}")
@@ -149,24 +147,3 @@ def _title(arguments: argparse.Namespace) -> str:
 def _heading(model: str, arguments: argparse.Namespace) -> str:
     fusion = "" if arguments.fusion == SOUFFLE else f"fusion {arguments.fusion}, "
     return f"{Path(model).stem}, {arguments.precision}, {fusion}partition {arguments.partition}"
-
-
-def _cells(row: dict[str, Any]) -> tuple[object, ...]:
-    def shown(value: Any, form: str = "") -> str:
-        return "-" if value is None else format(value, form)
-
-    error = shown(row["error"], ".1e") + (" MISMATCH" if row["ok"] is False else "")
-    return (
-        row["label"],
-        *(row[name] for name in ("launches", "kernels", "grid_syncs", "flag_arrivals", "block_syncs")),
-        human_bytes(row["bytes_read"]),
-        human_bytes(row["bytes_written"]),
-        shown(row["registers"]),
-        shown(row["spill_bytes"]),
-        row["shared_bytes"],
-        shown(row["code_bytes"]),
-        row["compile_s"],
-        shown(row["predicted_us"], ".1f"),
-        error,
-        shown(row["latency_us"], ".1f"),
-    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,23 +36,38 @@ class Variant:
         What of the level is left out.
     fusion : str
         Who decides which TEs a block computes together.
+    more : tuple of pairs
+        Names and values of further options of :func:`souffle.compile`.
     """
 
     level: str
     disable: tuple[str, ...] = ()
     fusion: str = SOUFFLE
+    more: tuple[tuple[str, Any], ...] = ()
 
     @property
     def label(self) -> str:
-        """As a table has it: ``"V4 without teams, stitching-dp"``."""
+        """As a table has it: ``"V4 without teams, stitching-dp, waits=flags"``."""
         without = f" without {', '.join(self.disable)}" if self.disable else ""
-        return self.level + without + ("" if self.fusion == SOUFFLE else f", {self.fusion}")
+        others = [] if self.fusion == SOUFFLE else [self.fusion]
+        return ", ".join([self.level + without, *others, *(f"{name}={value}" for name, value in self.more)])
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of :func:`souffle.compile` that rows differ in."""
+        return {"level": self.level, "disable": list(self.disable), "fusion": self.fusion, **dict(self.more)}
 
 
 def variants(
-    *, disable: Sequence[str] = (), each: bool = False, planners: Sequence[str] = (), fusion: str = SOUFFLE
+    *,
+    disable: Sequence[str] = (),
+    each: bool = False,
+    planners: Sequence[str] = (),
+    fusion: str = SOUFFLE,
+    choices: Mapping[str, Sequence[Any]] = MappingProxyType({}),
 ) -> tuple[Variant, ...]:
-    """The rows of an ablation in their order: the levels, V4 without one thing each, V0 and V4 by other planners.
+    """The rows of an ablation in their order: the levels, V4 without one thing each, V0 and V4 by other planners, V4
+    with one option each that is not as usual.
 
     Parameters
     ----------
@@ -63,6 +79,8 @@ def variants(
         Other planners; at V0 each of their patterns is a kernel, at V4 these are merged.
     fusion : str
         The planner of the levels.
+    choices : mapping of str to sequence
+        Further options, and the values of each that are not the usual one.
     """
     out = tuple(disable)
     rows = [Variant(name, out if level.reuse else (), fusion) for name, level in LEVELS.items()]
@@ -71,6 +89,8 @@ def variants(
         rows += [Variant(last, (*out, name), fusion) for name in ON_CHIP if name not in out]
     for planner in planners:
         rows += [Variant(first, (), planner), Variant(last, out, planner)]
+    for option, values in choices.items():
+        rows += [Variant(last, out, fusion, ((option, value),)) for value in values]
     return tuple(dict.fromkeys(rows))
 
 
@@ -124,7 +144,7 @@ def measured_row(
     network = souffle.compile(
         program,
         target="cuda",
-        **{**options, "level": variant.level, "disable": list(variant.disable), "fusion": variant.fusion},
+        **{**options, **variant.options},
         device="cuda" if gpu else "cpu",
         progress=progress,
         hook=hook,

@@ -1,12 +1,12 @@
-"""PyTorch beside Souffle's levels: the model that travels, the traced module, the step, the plan and the table."""
+"""Others beside Souffle's levels: the model that travels, the traced module, the plan of a GPU host and its tables."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,23 @@ import pytest
 pytest.importorskip("onnx")
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from benchmarks import gpu_steps, peers
-from benchmarks.gpu_plan import PEERS, first_contact, peer_name
+from benchmarks import gpu_records
+from benchmarks.gpu_plan import ELSEWHERE, PHASES, SLOW_PEERS, ablation_labels, phases_of
 from benchmarks.gpu_table import phase_table, table
 from benchmarks.weights import read_graph, redrawn, write_graph
 from souffle import models
 from souffle.benchmark import torch_graph, torch_peer
 from souffle.benchmark.onnx_fusions import read_nodes
+from souffle.benchmark.peer import GRAPH, HOST, LAUNCHES, Setting
+from souffle.benchmark.registry import PEERS
+from souffle.benchmark.report import OURS, BenchmarkReport, BenchmarkRow
+from souffle.benchmark.rounds import figures_of, ratio_of
+from souffle.evaluation import gpu_records as shown
+from souffle.evaluation.setting import Setting as setting_of
+from souffle.evaluation.tables import TABLES
+from souffle.runtime.comparison import compare
 
 _MODELS = ("mmoe", "lstm", "efficientnet", "bert", "swin", "resnext")
-_FIGURES = {"median_us": 2.0, "min_us": 1.0, "p90_us": 3.0}
 
 
 def _model(nodes: list[Any], constants: dict[str, np.ndarray], outputs: tuple[str, ...] = ("y",)) -> ModelProto:
@@ -125,55 +132,24 @@ def test_what_depends_on_constants_alone_is_worked_out_beforehand() -> None:
     assert [node.operator for node in graph.nodes] == ["Reshape"] and graph.constants["shape"].tolist() == [3, 2]
 
 
-# the step
-
-
-def _step(folder: Path, *more: str) -> dict[str, Any]:
-    answer = folder / "answer.json"
-    command = ["peers", "--json", str(answer), "--in", str(folder), "--values", "m-tiny.npz", "--rehearse"]
-    command += ["--rounds", "2", "--warmup", "1", *more]
-    gpu_steps.main(command)
-    (name, result), = json.loads(answer.read_text())["done"].items()  # fmt: skip
-    assert name == peer_name("m-tiny.npz", more[more.index("--precision") + 1], more[1])
-    return result
-
-
-def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    (tmp_path / "m.graph.npz").write_bytes(b"")
-    about = ("--peer", "inductor", "--precision")
-    for more, says in [
-        (("fp32", "--graph", "m.graph.npz"), "torch is not installed here"),
-        (("fp32", "--graph", "other.npz"), "built without the model's own file"),
-        (("fp32",), "built without the model's own file"),
-        (("tf32x3", "--graph", "m.graph.npz"), "in fp32, tf32, mixed alone, and not in tf32x3 precision"),
-    ]:
-        result = _step(tmp_path, *about, *more)
-        assert not result["ok"] and result["status"] == "missing" and says in result["error"]
+# PyTorch
 
 
 @pytest.mark.parametrize("name", _MODELS)
-def test_small_models_are_right_in_pytorch(name: str, tmp_path: Path) -> None:
-    """Also as torch.compile sees them: one graph without a break."""
+def test_small_models_are_right_in_pytorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ONNX Runtime computes them; also as torch.compile sees them: one graph without a break."""
     pytest.importorskip("torch")
     onnxruntime = pytest.importorskip("onnxruntime")
-    model, draws = redrawn(models.build(name))
-    write_graph(tmp_path / "m.graph.npz", model, draws)
+    model = models.build(name)
     inputs = models.random_inputs(model)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     expected = dict(zip(names, session.run(names, inputs), strict=True))
-    values = {f"input/{key}": value for key, value in inputs.items()}
-    np.savez(tmp_path / "m-tiny.npz", **values, **{f"output/{key}": value for key, value in expected.items()})
+    # Inductor's own code takes minutes to compile.
+    monkeypatch.setitem(torch_peer._MODES, "inductor", {"backend": "eager"})
     for peer in ("eager", "inductor"):
-        result = _step(tmp_path, "--peer", peer, "--precision", "fp32", "--graph", "m.graph.npz")
-        assert result["ok"], result
-        assert set(result["outputs"]) == set(names) and result["launch"]["median_us"] > 0
-    # A wrong output is not timed.
-    wrong = {f"output/{key}": value + 1 for key, value in expected.items()}
-    np.savez(tmp_path / "m-tiny.npz", **values, **wrong)
-    result = _step(tmp_path, "--peer", "eager", "--precision", "fp32", "--graph", "m.graph.npz")
-    assert not result["ok"] and result["error"].startswith("outputs are wrong") and "launch" not in result
+        (way,) = torch_peer.TorchPeer(peer).prepare(model, inputs, Setting("cpu", 1, "fp32"))
+        assert way.form == HOST and compare(way.outputs(), expected, "fp32").ok
 
 
 class _PlayedTorch:
@@ -214,87 +190,102 @@ class _PlayedTorch:
         return event
 
 
-def test_calls_and_graphs_are_timed_in_rounds_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_is_captured_after_it_is_warm(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = _PlayedTorch()
-    monkeypatch.setattr(peers, "SPIN_SECONDS", 0.0)
-    monkeypatch.setattr(peers, "read_clocks", lambda: "clocks")
     monkeypatch.setattr(torch_peer, "torch", torch)
     graph, outputs = torch_peer.captured(torch.call)
     assert outputs == "outputs" and torch.log == ["call"] * 4
-    runs = {"launch": (torch.call, 1), "graph": (graph.replay, 1), "graphs": (graph.replay, 2)}
-    options = argparse.Namespace(rehearse=False, seconds=60.0, repeats=4, warmup=2, rounds=2)
-    torch.log.clear()
-    found = peers._timed(torch, runs, options)
-    assert [found[way]["median_us"] for way in runs] == [1000.0, 500.0, 500.0]
-    assert found["repeats"] == 4 and found["clocks_idle_spun_after"] == ["clocks"] * 3
-    text = " ".join(torch.log).replace("synchronize", "\n").splitlines()
-    counts = [(line.count("call"), line.count("replay")) for line in text if line.strip()]
-    there = [(6, 0), (0, 6), (0, 6)]
-    assert counts == [(3, 0), *there, *there[::-1]], "warm-ups and repeats; in pairs, one warm-up"
+    graph.replay()
+    assert torch.log == ["call"] * 4 + ["replay"]
+
+
+def test_without_a_gpu_pytorch_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "finds no GPU" in torch_peer.TorchPeer("eager").lacking(Setting("cuda", 1, "fp32"))
 
 
 # plan and table
 
 
 def _cases(*precisions: str) -> dict[str, dict[str, Any]]:
+    figures = ("launches", "kernels", "grid_syncs", "flag_arrivals", "block_syncs", "bytes_read", "bytes_written")
+    figures += ("registers", "spill_bytes", "shared_bytes", "code_bytes", "compile_s", "predicted_us")
+    labels = {"V0": "V0", "V4": "V4", "V4.disable.teams": "V4 without teams"}
     return {
-        f"{model}-paper-{precision}-{level}": {
-            "model": model, "size": "paper", "precision": precision, "level": level, "constants": "synthetic",
-            "io": f"{model}-paper.npz", "graph": f"{model}-paper.graph.npz" if model == "bert" else None,
-            "grid_syncs": (model == "old") + 2 * (precision == "mixed"),
+        f"{model}-paper-{precision}-{name}": {
+            **dict.fromkeys(figures, 1), "model": model, "size": "paper", "precision": precision, "level": name[:2],
+            "label": label, "constants": "synthetic", "io": f"{model}-paper.npz", "grid_barrier": "counter",
+            "graph": f"{model}-paper.graph.npz",
         }
-        for precision in precisions or ("fp32",) for model in ("bert", "old") for level in ("V0", "V4")
+        for precision in precisions or ("fp32",) for model in ("bert", "old") for name, label in labels.items()
+        if name != "V4.disable.teams" or model == "bert"
     }  # fmt: skip
 
 
-def _phases(*precisions: str) -> dict[str, Any]:
-    options = argparse.Namespace(rehearse=False, timeout=100.0, latency_repeats=5, rounds=2, peers=list(PEERS))
-    return {phase.name: phase for phase in first_contact(_cases(*precisions), options)}
+def _phases(*precisions: str, **more: Any) -> dict[str, Any]:
+    options = {"rehearse": False, "timeout": 100.0, "latency_repeats": 5, "rounds": 2, "repeats": 3, "phases": []}
+    options |= {"peers": [name for name in PEERS if name not in ELSEWHERE], **more}
+    return {phase.name: phase for phase in phases_of(_cases(*precisions), argparse.Namespace(**options))}
 
 
-def _latency_phase() -> Any:
-    return _phases()["latency"]
+def test_every_peer_of_the_benchmark_is_asked_or_said_to_be_elsewhere() -> None:
+    asked = [name for step in _phases()["peers"].steps for name in step.label.split()[1].split("+")]
+    assert set(asked) | set(ELSEWHERE) == set(PEERS) and set(SLOW_PEERS) <= set(asked)
+    assert not set(asked) & set(ELSEWHERE)
 
 
-def test_peers_come_after_all_levels() -> None:
-    steps = _latency_phase().steps
-    assert [step.kind for step in steps] == ["latency"] * 2 + ["peers"] * 6
-    keys = [step.key(name) for step in steps[2:] for name in step.names]
-    assert keys == [f"peers {model}-paper-fp32-{peer}" for peer in PEERS for model in ("bert", "old")]
-    assert [step.timeout for step in steps] == [100, 100, 100, 100, 200, 200, 300, 300]
-    bert, old = steps[2:4]
-    assert bert.arguments[bert.arguments.index("--graph") + 1] == "bert-paper.graph.npz"
-    assert "--graph" not in old.arguments
-
-
-def test_mixed_precision_has_a_phase_of_its_own() -> None:
-    phases, alone = _phases("mixed", "fp32"), _phases("fp32")
-    for name in ("paper", "latency"):
-        assert phases[name].steps == alone[name].steps, "what fp32 is asked stays as it is"
-    assert [(step.kind, step.names) for step in phases["mixed"].steps] == [
-        ("check", ("old-paper-mixed-V4",)), ("check", ("bert-paper-mixed-V4",)),
-        ("latency", ("bert-paper-mixed-V0", "bert-paper-mixed-V4")),
-        ("latency", ("old-paper-mixed-V0", "old-paper-mixed-V4")),
-        *(("peers", (f"{model}-paper-mixed-{peer}",)) for peer in PEERS for model in ("bert", "old")),
+def test_what_is_quick_comes_first_and_what_compiles_is_alone() -> None:
+    steps = _phases()["peers"].steps
+    assert [(step.label, step.names, step.timeout) for step in steps] == [
+        (f"bench {peers}", (f"{model}-paper-fp32-V4",), limit)
+        for peers, limit in (("eager+ort+tensorrt", 100.0), ("inductor", 200.0), ("autotuned", 300.0))
+        for model in ("bert", "old")
     ]  # fmt: skip
-    assert all(phase.bound <= 480 for phase in phases.values())
-    order = list(phases)
-    assert order.index("latency") < order.index("mixed") < order.index("rest")
-    assert {name for step in phases["rest"].steps for name in step.names} == {
-        f"{model}-paper-{precision}-V0" for model in ("bert", "old") for precision in ("fp32", "mixed")
-    }
+    assert not any(step.together for step in steps), "they are timed"
+    few = _phases(peers=["inductor"])["peers"].steps
+    assert [step.label for step in few] == ["bench inductor"] * 2
 
 
-def test_peers_in_fp32_are_not_beside_mixed_precision() -> None:
-    cases, steps = _cases("fp32", "mixed"), [*_phases()["latency"].steps, *_phases("mixed")["mixed"].steps]
-    results = _results(eager=_entry(31.0))
-    results["steps"] |= {
-        key.replace("fp32", "mixed"): entry for key, entry in results["steps"].items() if key.startswith("latency")
-    }
-    lines = table(results, steps, cases).splitlines()
-    assert any(line.startswith("bert paper fp32") and "eager" in line for line in lines)
-    mixed = [line.split()[3] for line in lines if line.startswith("bert paper mixed")]
-    assert mixed == ["V0", "V4"]
+def test_what_is_worth_most_comes_first() -> None:
+    phases = _phases("mixed", "fp32")
+    assert list(phases) == list(PHASES)[: len(phases)] == list(PHASES)
+    assert list(_phases(phases=["peers", "right"])) == ["device", "peers", "right"]
+    groups = [("bert", "mixed"), ("old", "mixed"), ("bert", "fp32"), ("old", "fp32")]
+    own = [tuple(f"{model}-paper-{precision}-{level}" for level in ("V0", "V4")) for model, precision in groups]
+    assert [step.names for step in phases["right"].steps] == own and all(s.together for s in phases["right"].steps)
+    assert [(step.kind, step.names) for step in phases["latency"].steps] == [("latency", names) for names in own]
+    # A variant is timed beside what it is a variant of, once more; who has none is not.
+    assert [(step.kind, step.label, step.names) for step in phases["ablation"].steps] == [
+        step for precision in ("mixed", "fp32") for step in (
+            ("check", "check", (f"bert-paper-{precision}-V4.disable.teams",)),
+            ("latency", "ablation", (f"bert-paper-{precision}-V4", f"bert-paper-{precision}-V4.disable.teams")),
+        )
+    ]  # fmt: skip
+
+
+def test_many_variants_are_checked_and_timed_a_few_at_a_time() -> None:
+    case = _cases()["bert-paper-fp32-V4"]
+    others = {f"v{n}": {**case, "label": f"V4 without {n}"} for n in range(19)}
+    options = argparse.Namespace(
+        rehearse=False, timeout=60.0, latency_repeats=5, rounds=2, repeats=3, phases=["ablation"], peers=[]
+    )  # fmt: skip
+    _, phase = phases_of({"own": case, **others}, options)
+    checks, timed = ([step for step in phase.steps if step.kind == kind] for kind in ("check", "latency"))
+    for steps, most in ((checks, 4), (timed, 9)):
+        assert all(1 < len(step.names) <= most for step in steps)
+        found = [name for step in steps for name in step.names if name != "own"]
+        assert found == list(others), "each once"
+    # In each process beside what they are variants of, under a key of its own.
+    keys = [step.key(name) for step in timed for name in step.names]
+    assert all(step.names[0] == "own" for step in timed) and len(set(keys)) == len(keys)
+    assert ablation_labels(keys) == ["ablation", "ablation1", "ablation2"]
+    found = {key: _entry(float(len(key)), launches=1, grid_syncs=0) for key in keys}
+    text = table({**_results(), "cases": {"own": case, **others}, "steps": found})
+    assert text.count("bert paper fp32, variants") == 3 and all(f"V4 without {n} " in text for n in range(19))
+
+
+_FIGURES = {"median_us": 2.0, "min_us": 1.0, "p90_us": 3.0}
 
 
 def _entry(median: float, **more: Any) -> dict[str, Any]:
@@ -302,48 +293,88 @@ def _entry(median: float, **more: Any) -> dict[str, Any]:
     return {"status": "ok", "seconds": 1.0, "result": {"ok": True, **ways, **more}}
 
 
-def _results(**states: dict[str, Any]) -> dict[str, Any]:
-    steps = {
-        f"latency {name}": _entry(10.0 if name.endswith("V4") else 40.0, launches=1, grid_syncs=0) for name in _cases()
-    }
-    steps |= {f"peers bert-paper-fp32-{peer}": entry for peer, entry in states.items()}
-    missing = {"status": "missing", "seconds": 0.1, "error": "torch is not installed here"}
-    steps |= {f"peers old-paper-fp32-{peer}": missing for peer in PEERS}
-    return {"steps": steps, "rehearsal": False, "date": "today"}
+def _report(*peers: str, precision: str = "fp32") -> dict[str, Any]:
+    """Our rows take 10 and 12, each peer 30 as a graph; a last one is not there."""
+    report = BenchmarkReport("bert", "a GPU", Setting("cuda", 1, precision), "V4", "a reference", 3, 1)
+    for name, form, time in [(OURS, GRAPH, 10.0), (OURS, LAUNCHES, 12.0), *((peer, GRAPH, 30.0) for peer in peers)]:
+        row = BenchmarkRow(name, "1.0", form, "CUDA events", 1.0, 1e-4, True)
+        row.times["warm"] = figures_of([time] * 3)
+        if name != OURS:
+            row.ratios["warm"] = ratio_of([time] * 3, [10.0] * 3)
+        report.rows.append(row)
+    report.rows.append(BenchmarkRow("tensorrt", reason="this ONNX Runtime has no TensorRT"))
+    return {"status": "ok", "seconds": 1.0, "result": {"ok": True, "report": dataclasses.asdict(report)}}
 
 
-def test_the_table_has_peers_beside_the_levels() -> None:
-    results = _results(eager=_entry(31.0), inductor=_entry(15.0), autotuned={"status": "timeout", "error": "ended"})
-    text = table(results, _latency_phase().steps, _cases())
-    rows = [line.split() for line in text.splitlines() if line.startswith("bert paper fp32")]
-    assert rows[2][3:] == ["eager", "31.0", "(1.0)", "31.0", "(1.0)", "31.0", "(1.0)"]
-    assert rows[4][3:] == ["autotuned", "timeout"]
-    assert " ".join(rows[5][3:]) == "times as long as V4, as graphs: eager 3.10, inductor 1.50"
-    assert "eager, inductor, autotuned missing: torch is not installed here" in text
-    assert "FAILED peers bert-paper-fp32-autotuned: timeout" in text and "FAILED peers old" not in text
+def _results(**steps: dict[str, Any]) -> dict[str, Any]:
+    found = {
+        f"latency {name}": _entry(10.0 if case["level"] == "V4" else 40.0, launches=1, grid_syncs=0)
+        for name, case in _cases().items() if case["label"] == case["level"]
+    }  # fmt: skip
+    found |= {f"ablation bert-paper-fp32-{name}": _entry(11.0, launches=1, grid_syncs=0)
+              for name in ("V4", "V4.disable.teams")}  # fmt: skip
+    device = {"status": "ok", "result": {"name": "a GPU", "arch": "sm_90", "driver_and_clocks": "1"}}
+    found |= {"device": device, **steps}
+    return {"steps": found, "rehearsal": False, "date": "2026-01-02T03:04:05+00:00", "cases": _cases(), "command": "c"}
 
 
-def test_a_peer_that_is_missing_or_slow_to_compile_fails_no_phase() -> None:
-    phase = _latency_phase()
-    good = dict.fromkeys(("eager", "inductor", "autotuned"), _entry(20.0))
-    for states, verdict, says in [
-        (good, "pass", "missing: peers old-paper-fp32-autotuned: torch is not installed here"),
-        (good | {"autotuned": {"status": "timeout", "error": "ended"}}, "not whole", "timeout: peers bert-paper"),
-        (
-            good | {"eager": {"status": "failed", "error": "wrong"}},
-            "FAIL",
-            "failed: peers bert-paper-fp32-eager: wrong",
-        ),
+def test_the_tables_are_those_of_ablate_and_bench() -> None:
+    key = "bench eager+ort+tensorrt bert-paper-fp32-V4"
+    text = table(_results(**{key: _report("eager")}))
+    rows = [line.split() for line in text.splitlines()]
+    assert next(row for row in rows if row[:1] == ["V0"]).count("40.0") == 3
+    levels = text[text.index("bert paper fp32\n") : text.index("bert paper fp32, variants")]
+    assert "without teams" not in levels and "without teams" in text[len(levels) :]
+    assert "bert on a GPU, fp32, level V4" in text and "30.0 .. 30.0" in text
+    assert "tensorrt: this ONNX Runtime has no TensorRT" in text and "FAILED" not in text
+    failed = table(_results(**{"check bert-paper-fp32-V4": {"status": "failed", "error": "output y is wrong"}}))
+    assert "FAILED check bert-paper-fp32-V4: failed, output y is wrong" in failed
+
+
+def test_a_peer_that_is_missing_or_takes_too_long_is_no_failure() -> None:
+    phase = _phases(peers=["eager", "inductor"])["peers"]
+    keys = [step.key(name) for step in phase.steps for name in step.names]
+    good = {key: _report("eager") for key in keys}
+    for changes, verdict, says in [
+        ({}, "pass", ""),
+        ({keys[0]: {"status": "missing", "error": "onnx is not installed here"}}, "pass", "onnx is not installed"),
+        ({keys[3]: {"status": "timeout", "error": "it was ended"}}, "not whole", "timeout: bench inductor old-paper"),
+        ({keys[1]: {"status": "failed", "error": "our own"}}, "FAIL", f"failed: {keys[1]}: our own"),
     ]:
-        text = phase_table(_results(**states), [phase])
-        assert text.splitlines()[1].startswith(f"latency    {verdict} ") and says in text
+        text = phase_table(_results(**good, **changes) if not changes else _results(**{**good, **changes}), [phase])
+        assert text.splitlines()[1].startswith(f"peers      {verdict} ") and says in text
 
 
-def test_without_a_gpu_pytorch_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    (tmp_path / "m.graph.npz").write_bytes(b"")
-    about = {"values": "m-tiny.npz", "graph": "m.graph.npz", "precision": "fp32", "peer": "eager"}
-    options = argparse.Namespace(input=tmp_path, rehearse=False, **about)
-    (_, result), = peers.peers([], options, lambda name: None)  # fmt: skip
-    assert result["status"] == "missing" and "finds no GPU" in result["error"]
+# what comes of it in souffle reproduce
+
+
+def test_a_run_becomes_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = _results(**{"bench eager bert-paper-fp32-V4": _report("eager")})
+    results["built"] = {"commit": "abc"}
+    good = {"status": "ok", "result": {"ok": True, "outputs": {}}}
+    results["steps"] |= {f"check {name}": good for name in _cases()}
+    # Who is wrong gets no number.
+    results["steps"]["check old-paper-fp32-V0"] = {"status": "failed", "error": "output y is wrong"}
+    (tmp_path / "gpu-a-2026-01-02.json").write_text(json.dumps(results))
+    monkeypatch.setattr(gpu_records, "_FOLDER", tmp_path)
+    records = gpu_records.collected()
+    about = {"device": "a GPU", "date": "2026-01-02", "file": "gpu-a-2026-01-02.json"}
+    network = {"kind": "network", "model": "bert", "precision": "fp32", "launches": 1, "grid_syncs": 0, "commit": "abc"}
+    assert {**network, **about, "level": "V4", "graph_us": 10.0} in records
+    assert {**network, **about, "level": "V4", "graph_us": 11.0, "variant": "V4 without teams"} in records
+    assert not [one for one in records if (one["model"], one.get("level")) == ("old", "V0")]
+    assert len(records) == 5 and records[-1] == {
+        "kind": "peer", "peer": "eager", "model": "bert", "precision": "fp32", "graph_us": 30.0, "form": "graph",
+        "version": "1.0", **about,
+    }  # fmt: skip
+    # As the papers' tables show them where no GPU is.
+    monkeypatch.setattr(shown, "gpu_records", lambda: tuple(records))
+    setting = setting_of("paper", "sm_80", True, None, "today")
+    cell = setting.latency(None, "bert", "V4", "fp32")
+    assert (cell.value, cell.how) == (0.01, "measured") and "on a GPU, 2026-01-02" in cell.note
+    cells = [cell for line in TABLES["table3"].table(setting, lambda task: None).lines for cell in line.cells]
+    assert any(cell.how == "measured" and cell.value == 0.03 for cell in cells), "PyTorch's"
+    results["rehearsal"] = True
+    (tmp_path / "gpu-a-2026-01-02.json").write_text(json.dumps(results))
+    with pytest.raises(ValueError, match="a rehearsal are no records"):
+        gpu_records.collected()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import importlib
-import io
 import json
 import shutil
 import subprocess
@@ -17,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import gpu_host, gpu_steps
+from benchmarks import gpu_host
+from benchmarks.gpu_figures import compare
 from benchmarks.rehearsal_driver import RehearsalDriver
-from souffle.codegen.plan import Buffer, Plan
+from souffle.codegen.plan import Plan
 from souffle.errors import CompilerNotFoundError, DeviceError, InputError, NoGpuError, OptionError
 from souffle.runtime import DeviceArray, Network, cuda, dlpack, save
 from tests.runtime.plans import cooperative_expected, cooperative_plan, many_types_plan
@@ -367,12 +365,12 @@ def test_capsules_are_what_others_read_and_write(shape: tuple[int, ...], dtype: 
 
 def test_comparison_with_the_oracle() -> None:
     one = np.array([1.0, 2.0], np.float32)
-    assert gpu_steps.compare(one + np.float32(5e-4), one, "fp32")["ok"]
-    assert not gpu_steps.compare(one + np.float32(5e-3), one, "fp32")["ok"]
-    assert gpu_steps.compare(one + np.float32(5e-3), one, "mixed")["ok"]
-    assert not gpu_steps.compare(one * np.float32(np.nan), one, "mixed")["ok"]
-    assert not gpu_steps.compare(one.astype(np.float64), one, "fp32")["ok"]
-    assert not gpu_steps.compare(np.array([1]), np.array([2]), "mixed")["ok"]
+    assert compare(one + np.float32(5e-4), one, "fp32")["ok"]
+    assert not compare(one + np.float32(5e-3), one, "fp32")["ok"]
+    assert compare(one + np.float32(5e-3), one, "mixed")["ok"]
+    assert not compare(one * np.float32(np.nan), one, "mixed")["ok"]
+    assert not compare(one.astype(np.float64), one, "fp32")["ok"]
+    assert not compare(np.array([1]), np.array([2]), "mixed")["ok"]
 
 
 def test_the_host_script_rehearses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -380,13 +378,15 @@ def test_the_host_script_rehearses(tmp_path: Path, capsys: pytest.CaptureFixture
     source.mkdir()
     cases = {}
     about = {"model": "two", "size": "tiny", "precision": "fp32", "io": "two.npz", "constants": "stored"}
-    for level in ("V3", "V4"):
+    figures = pytest.importorskip("souffle.evaluation.ablation").plan_figures(cooperative_plan())
+    about |= figures | {"compile_s": 1.0, "grid_barrier": "counter"}
+    for level in ("V2", "V4"):
         save(cooperative_plan(), source / f"two-{level}.souffle")
-        cases[f"two-{level}"] = {**about, "level": level, "artifact": f"two-{level}.souffle"}
+        cases[f"two-{level}"] = {**about, "level": level, "label": level, "artifact": f"two-{level}.souffle"}
     expected = {f"output/{name}": value.astype(np.float32) for name, value in cooperative_expected(_X).items()}
     np.savez(source / "two.npz", **{"input/input.1": _X}, **expected)
     (source / "index.json").write_text(json.dumps({"cases": cases}))
-    command = ["rehearse", "--in", str(source), "--out", str(out), "--sanitize", "V4"]
+    command = ["run", "--rehearse", "--in", str(source), "--out", str(out), "--phases", "rest", "races", "constants"]
     assert gpu_host.main(command) == 0
     table = capsys.readouterr().out
     assert "times mean nothing" in table and "two tiny fp32" in table and "racecheck: 1 ok" in table
@@ -400,47 +400,7 @@ def test_the_host_script_rehearses(tmp_path: Path, capsys: pytest.CaptureFixture
     assert gpu_host.main(command) == 0
     again = json.loads((out / "results.json").read_text())["steps"]
     assert again["micro"]["marked"] and again["check two-V4"]["status"] == "ok"
-    assert gpu_host.main(["run", "--in", str(source), "--out", str(out)]) == 2
-
-
-def test_the_host_script_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("onnx", "onnxruntime"):
-        pytest.importorskip(name)
-    gpu_build = importlib.import_module("benchmarks.gpu_build")
-    compiled = []
-
-    def compile_model(model: Any, **options: Any) -> Network:
-        compiled.append(options)
-        big = np.ones(100_000, np.float32)
-        plan = cooperative_plan()
-        plan = replace(plan, buffers=(*plan.buffers, Buffer("big", big.shape, "float32", "constant", "big")))
-        return Network(replace(plan, constants={**plan.constants, "big": big}))
-
-    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        with contextlib.redirect_stdout(io.StringIO()) as output:
-            status = gpu_build.main(command[3:])
-        return subprocess.CompletedProcess(command, status, output.getvalue(), "")
-
-    build = gpu_build.models.build
-    monkeypatch.setattr(gpu_build.models, "build", lambda name, size, steps: build(name, "tiny", steps=steps))
-    monkeypatch.setattr(gpu_build.souffle, "compile", compile_model, raising=False)
-    monkeypatch.setattr(gpu_host.subprocess, "run", run)
-    for kernels in (gpu_host.grid_barriers, gpu_host.shared_memory):
-        monkeypatch.setattr(kernels, "compile_kernels", lambda folder, arch: [])
-    # Played processes are threads of this one, in which no two models can be imported at a time.
-    command = ["build", "--out", str(tmp_path), "--models", "lstm", "--levels", "V3", "V4"]
-    command += ["--steps", "lstm=2", "--jobs", "1"]
-    for _ in range(2):
-        assert gpu_host.main([*command, "--check-paper", "V4", "--max-mib", "0.2"]) == 0
-    assert len(compiled) == 4
-    options = {"level": "V3", "target": "cuda", "arch": "sm_90", "precision": "fp32", "grid_barrier": "counter"}
-    options |= {"waits": "barriers", "disable": []}
-    assert compiled[0] == options
-    index = json.loads((tmp_path / "index.json").read_text())
-    assert sorted(index["cases"]) == ["lstm-paper-fp32-2steps-V3-synthetic", "lstm-paper-fp32-2steps-V4-synthetic"]
-    assert "lstm-paper-fp32-2steps-V4" in index["too_large"] and "lstm-tiny-fp32-V3" in index["too_large"]
-    with np.load(tmp_path / "lstm-tiny.npz") as values:
-        assert {key.partition("/")[0] for key in values.files} == {"input", "output"}
+    assert gpu_host.main([command[0], *command[2:]]) == 2
 
 
 @pytest.mark.gpu

@@ -3,41 +3,63 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import gpu_host, gpu_run, grid_barriers, stage_clocks
-from benchmarks.gpu_plan import Step
+from benchmarks import gpu_host, gpu_run, gpu_steps, grid_barriers, stage_clocks
+from benchmarks.gpu_pack import tree_mib
+from benchmarks.gpu_plan import PHASES, Step
 from benchmarks.gpu_table import across_barriers
 from benchmarks.weights import Pieces, read_weights, redrawn, write_graph, write_weights
+from souffle.benchmark.report import report_of
 from souffle.codegen.nvcc import find_nvcc
 from souffle.errors import DeviceError
 from souffle.runtime import load
 
 _RUNTIME_ONLY = "import sys\nfor name in ('tvm', 'tvm_ffi', 'onnx', 'islpy', 'torch'): sys.modules[name] = None\n"
+_OWN = ("V2", "V4")
+_COOPERATIVE = "V4.grid_barrier.cooperative"
+_BUILD = ("build", "--models", "mmoe", "--levels", *_OWN, "--variants", "grid_barrier", "disable=attention")
+_BUILD += ("--no-cubin", "--jobs", "1")
+_RUN = subprocess.run
 
 
 def _results(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "results.json").read_text())
 
 
-def _rehearse(packed: Path, out: Path, blocked: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """In the packed folder, in processes that cannot import the compiler or onnx."""
+def _rehearsed(part: Path, out: Path, *more: str) -> tuple[int, str, dict[str, Any]]:
+    """In a packed folder, in processes that cannot import the compiler or onnx: exit status, table, steps."""
+    blocked = out.with_name(f"{out.name}-blocked")
     blocked.mkdir(exist_ok=True)
     (blocked / "sitecustomize.py").write_text(_RUNTIME_ONLY)
-    command = [sys.executable, "-m", "benchmarks.gpu_host", *(more or ("rehearse",)), "--out", str(out)]
-    environment = {**os.environ, "PYTHONPATH": str(blocked)}
-    return subprocess.run(
-        command, cwd=packed / "part1", env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [sys.executable, "-m", "benchmarks.gpu_host", "run", "--rehearse", "--out", str(out), *more]
+    done = subprocess.run(
+        command, cwd=part, env={**os.environ, "PYTHONPATH": str(blocked)}, capture_output=True, text=True, timeout=240,
+        check=False,
+    )  # fmt: skip
+    assert done.stdout and (out / "table.txt").read_text() == done.stdout, done.stderr
+    return done.returncode, done.stdout, _results(out)["steps"]
+
+
+def _in_this_process(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """What builds a model, without importing the compiler once more."""
+    if command[1] != "-m":
+        return _RUN(command, **options)
+    main = sys.modules[command[2]].main
+    with contextlib.redirect_stdout(io.StringIO()):
+        return subprocess.CompletedProcess(command, main(command[3:]), "", "")
 
 
 @pytest.fixture(scope="module")
@@ -47,128 +69,127 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.importorskip(name)
     if find_nvcc() is None:
         pytest.skip("no nvcc")
+    from benchmarks import gpu_build, gpu_build_network
+
+    assert gpu_build_network.main
     folder = tmp_path_factory.mktemp("artifacts")
-    levels = ["--levels", "V2", "V4", "--grid-barriers", "counter", "cooperative"]
-    assert gpu_host.main(["build", "--out", str(folder), "--models", "mmoe", *levels]) == 0
-    assert stage_clocks.main(["build", "--in", str(folder)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_build.subprocess, "run", _in_this_process)
+        assert gpu_host.main([*_BUILD, "--out", str(folder)]) == 0
+    assert stage_clocks.main(["build", "--in", str(folder), "--no-cubin"]) == 0
     return folder
 
 
-def test_built_packed_and_rehearsed_without_the_compiler(
-    built: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    packed, out = tmp_path / "packed", tmp_path / "results"
-    assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 0
-    assert sorted(path.name for path in (packed / "part1").iterdir()) == [
-        "artifacts", "benchmarks", "pyproject.toml", "souffle",
-    ]  # fmt: skip
-    assert (packed / "part1" / "souffle" / "models" / "bert.py").is_file()
-    assert not (packed / "part1" / "souffle" / "models").is_symlink()
-    assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 2
-    done = _rehearse(packed, out, tmp_path / "blocked", "rehearse", "--sanitize", "V4", "--repeats", "5")
-    assert done.returncode == 0, done.stderr + done.stdout
-    steps = _results(out)["steps"]
-    assert {entry["status"] for entry in steps.values()} == {"ok"}
-    for level in ("V2", "V4", "V4-cooperative"):
-        check = steps[f"check mmoe-tiny-fp32-{level}"]["result"]
-        assert check["constants"] == "stored" and check["identical_runs"] == check["runs"] == 5
-        assert check["outputs"] and all(entry["ok"] for entry in check["outputs"].values())
-        assert steps[f"latency mmoe-paper-fp32-{level}-synthetic"]["result"]["launches"] >= 1
-    tools = ("memcheck", "racecheck", "synccheck", "initcheck")
-    assert {f"{tool} mmoe-tiny-fp32-V4{barrier}" for tool in tools for barrier in ("", "-cooperative")} < set(steps)
-    assert "latency mmoe-tiny-fp32-V2-cooperative" not in steps, "at V2 no kernel waits"
-    assert "grid barriers: 2 of 2 networks give the same bits with each" in done.stdout
-    assert "times mean nothing" in done.stdout and "mmoe tiny fp32" in done.stdout
+@pytest.fixture(scope="module")
+def packed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The one part that it becomes."""
+    folder = tmp_path_factory.mktemp("packed") / "parts"
+    assert gpu_host.main(["pack", "--in", str(built), "--to", str(folder)]) == 0
+    assert gpu_host.main(["pack", "--in", str(built), "--to", str(folder)]) == 2, "it is not empty"
+    return folder / "part1"
 
 
-def test_precisions_levels_and_barriers_share_files(built: Path, tmp_path: Path) -> None:
+def test_what_is_built_and_packed(built: Path, packed: Path) -> None:
     index = json.loads((built / "index.json").read_text())
     cases = index["cases"]
+    names = (*_OWN, _COOPERATIVE)
     assert list(cases) == [
-        *(f"mmoe-tiny-fp32-{network}" for network in ("V2", "V4", "V4-cooperative")),
-        *(f"mmoe-paper-fp32-{network}-synthetic" for network in ("V2", "V4", "V4-cooperative")),
-    ]
-    assert set(index["as_fp32"]) == {f"mmoe-paper-mixed-{level}-synthetic" for level in ("V2", "V4")}
+        *(f"mmoe-tiny-fp32-{name}" for name in names), *(f"mmoe-paper-fp32-{name}-synthetic" for name in names),
+    ]  # fmt: skip
+    # It has no attention, and multiplies vectors by matrices alone.
+    equal = {name: other["to"] for name, other in index["equal"].items()}
+    assert equal["mmoe-tiny-fp32-V4.disable.attention"] == "mmoe-tiny-fp32-V4"
+    assert {name for name, other in equal.items() if other == "fp32"} == {
+        f"mmoe-{size}-mixed-{name}{end}"
+        for size, end in (("tiny", ""), ("paper", "-synthetic")) for name in (*names, "V4.disable.attention")
+    }  # fmt: skip
     assert {case["io"] for case in cases.values()} == {"mmoe-tiny.npz", "mmoe-paper.npz"}
     weights = {name: case["weights"] for name, case in cases.items() if case["size"] == "paper"}
     assert {path.name for path in built.glob("*.weights.npz")} == set(weights.values())
-    assert weights["mmoe-paper-fp32-V4-synthetic"] == weights["mmoe-paper-fp32-V4-cooperative-synthetic"]
+    assert weights["mmoe-paper-fp32-V4-synthetic"] == weights[f"mmoe-paper-fp32-{_COOPERATIVE}-synthetic"]
     assert all(read_weights(built / name, built / "mmoe-paper.graph.npz") for name in set(weights.values()))
-    assert gpu_host.main(["pack", "--in", str(built), "--to", str(tmp_path / "packed")]) == 0
-    packed = json.loads((tmp_path / "packed" / "index.json").read_text())
-    assert [name for part in packed.values() for name in part["cases"]] == list(cases)
+    assert sorted(path.name for path in packed.iterdir()) == ["artifacts", "benchmarks", "pyproject.toml", "souffle"]
+    assert (packed / "souffle" / "models" / "bert.py").is_file() and not (packed / "souffle" / "models").is_symlink()
+    # What is measured is of paper size; what is worth most comes first.
+    order = json.loads((packed.parent / "index.json").read_text())["part1"]["cases"]
+    assert order == [*list(cases)[3:], *list(cases)[:3]]
 
 
-def test_mixed_precision_is_built_beside_fp32(tmp_path: Path) -> None:
-    """At paper size with the first grid barrier alone."""
-    options = ["build", "--out", str(tmp_path), "--models", "bert", "--grid-barriers", "counter", "cooperative"]
-    parsed = gpu_host._parser().parse_args(options)
-    groups = {group.size: group for group in gpu_host._groups(parsed)}
-    five = [f"V{level}" for level in range(5)]
-    assert list(groups["paper"].networks(parsed)) == [
-        f"bert-paper-{network}-synthetic" for network in
-        (*(f"fp32-{level}" for level in (*five[:3], "V3", "V3-cooperative", "V4", "V4-cooperative")),
-         *(f"mixed-{level}" for level in five))
-    ]  # fmt: skip
-    assert sum(network.precision == "mixed" for network in groups["tiny"].networks(parsed).values()) == 7
-    alone = gpu_host._parser().parse_args([*options, "--models", "lstm", "--precision", "mixed"])
-    assert {group.precisions for group in gpu_host._groups(alone)} == {("mixed",)}
-    if find_nvcc() is None:
-        pytest.skip("no nvcc")
-    assert gpu_host.main([*options, "--sizes", "tiny", "--precision", "mixed", "--levels", "V3"]) == 0
-    cases = json.loads((tmp_path / "index.json").read_text())["cases"]
-    assert set(cases) == {"bert-tiny-mixed-V3", "bert-tiny-mixed-V3-cooperative"}
-    assert all(load(tmp_path / case["artifact"]).options.precision == "mixed" for case in cases.values())
+def test_archives_hold_artifacts_alone_and_fit(built: Path, tmp_path: Path) -> None:
+    command = ["pack", "--in", str(built), "--archive", "--to"]
+    assert gpu_host.main([*command, str(tmp_path / "one")]) == 0
+    (whole,) = (tmp_path / "one").glob("*.tar.xz")
+    size = whole.stat().st_size
+    with tarfile.open(whole) as archive:
+        archive.extractall(tmp_path, filter="data")
+    for path in (tmp_path / "artifacts").iterdir():
+        if path.name != "index.json":
+            assert path.read_bytes() == (built / path.name).read_bytes(), path.name
+    assert size + tree_mib() * 2**20 < 64 * 2**20
+    # Cut in two, no network is lost or there twice, and each part has what its networks need.
+    limit = 0.75 * size / 2**20
+    assert gpu_host.main([*command, str(tmp_path / "two"), "--max-mib", str(limit)]) == 0
+    parts = json.loads((tmp_path / "two" / "index.json").read_text())
+    assert len(parts) > 1 and all((tmp_path / "two" / name).stat().st_size <= limit * 2**20 for name in parts)
+    found = [name for part in parts.values() for name in part["cases"]]
+    assert sorted(found) == sorted(json.loads((built / "index.json").read_text())["cases"])
+    for name, part in parts.items():
+        with tarfile.open(tmp_path / "two" / name) as archive:
+            index = json.load(archive.extractfile("artifacts/index.json"))
+            inside = set(archive.getnames())
+        assert list(index["cases"]) == part["cases"]
+        assert all(f"artifacts/{case[key]}" in inside for case in index["cases"].values() for key in ("artifact", "io"))
+    assert gpu_host.main([*command, str(tmp_path / "v"), "--only", "variants"]) == 0
+    (part,) = json.loads((tmp_path / "v" / "index.json").read_text()).values()
+    assert {name.split("-")[3] for name in part["cases"]} == {"V4", _COOPERATIVE}, "with what they are beside"
 
 
-def test_a_bad_case_does_not_stop_the_others(built: Path, tmp_path: Path) -> None:
-    packed, out = tmp_path / "packed", tmp_path / "results"
-    assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 0
-    bad = packed / "part1" / "artifacts" / "mmoe-tiny-fp32-V2.souffle"
+def test_all_phases_are_rehearsed_without_the_compiler(packed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    status, table, steps = _rehearsed(packed, out, "--deferred", "--repeats", "3", "--jobs", "2")
+    assert status == 0, table
+    assert len(list(out.iterdir())) <= 8
+    missing = {key for key, entry in steps.items() if entry["status"] == "missing"}
+    assert missing == {"bench eager+ort+tensorrt mmoe-paper-fp32-V4-synthetic"}
+    assert {entry["status"] for entry in steps.values()} == {"ok", "missing"} and "onnx is not installed here" in table
+    verdicts = [line.split()[:2] for line in table.rpartition("phase ")[2].splitlines()[1:] if line[0] != " "]
+    assert verdicts == [[name, "pass"] for name in PHASES]
+    for level in (*_OWN, _COOPERATIVE):
+        check = steps[f"check mmoe-tiny-fp32-{level}"]["result"]
+        assert check["constants"] == "stored" and check["identical_runs"] == check["runs"] == 3
+        assert check["out_identical"] and check["bound_identical"] and check["dlpack_identical"] is None
+        assert check["outputs"] and all(entry["ok"] for entry in check["outputs"].values())
+        assert check["difference"] <= 1e-3
+    assert f"latency mmoe-paper-fp32-{_COOPERATIVE}-synthetic" not in steps
+    for level in ("V4", _COOPERATIVE):
+        assert steps[f"ablation mmoe-paper-fp32-{level}-synthetic"]["result"]["launches"] >= 1
+    tools = ("memcheck", "racecheck", "synccheck", "initcheck")
+    assert {f"{tool} mmoe-tiny-fp32-{level}" for tool in tools for level in ("V4", _COOPERATIVE)} < set(steps)
+    assert steps["profile mmoe-paper-fp32-V4-synthetic"]["result"]["slices"] > 1
+    assert "grid barriers: 2 of 2 networks give the same bits with each" in table and "times mean nothing" in table
+    assert "mmoe-tiny-fp32-V4.disable.attention: the same as mmoe-tiny-fp32-V4" in table
+    assert "mmoe paper fp32, variants" in table and "V4, grid_barrier=cooperative" in table
+    # Called again, it has nothing left to do; a real run does not go on with it.
+    _, _, again = _rehearsed(packed, out, "--phases", "smoke", "barriers")
+    assert again["check mmoe-tiny-fp32-V4"] == steps["check mmoe-tiny-fp32-V4"]
+    assert gpu_host.main(["run", "--in", str(packed / "artifacts"), "--out", str(out)]) == 2
+
+
+def test_a_bad_case_does_not_stop_the_others(packed: Path, tmp_path: Path) -> None:
+    artifacts, out = tmp_path / "artifacts", tmp_path / "out"
+    shutil.copytree(packed / "artifacts", artifacts)
+    bad = artifacts / "mmoe-tiny-fp32-V2.souffle"
     whole = bad.read_bytes()
     bad.write_bytes(whole[: len(whole) // 2])
-    arguments = ("rehearse", "--only", "check", "latency", "--models", "mmoe")
-    done = _rehearse(packed, out, tmp_path / "blocked", *arguments)
-    assert done.returncode == 1
-    steps = _results(out)["steps"]
+    arguments = ("--in", str(artifacts), "--phases", "rest")
+    status, table, steps = _rehearsed(packed, out, *arguments)
     failed = {key for key, entry in steps.items() if entry["status"] == "failed"}
-    assert failed == {"check mmoe-tiny-fp32-V2", "latency mmoe-tiny-fp32-V2"}
-    assert "cut short" in steps["check mmoe-tiny-fp32-V2"]["error"] and "FAILED check mmoe-tiny" in done.stdout
-    assert steps["check mmoe-tiny-fp32-V4"]["status"] == steps["latency mmoe-tiny-fp32-V4"]["status"] == "ok"
+    assert status == 1 and failed == {"check mmoe-tiny-fp32-V2"}
+    assert "cut short" in steps["check mmoe-tiny-fp32-V2"]["error"] and "FAILED check mmoe-tiny" in table
+    assert steps["check mmoe-tiny-fp32-V4"]["status"] == "ok"
     bad.write_bytes(whole)
-    assert _rehearse(packed, out, tmp_path / "blocked", *arguments).returncode == 1
-    assert _rehearse(packed, out, tmp_path / "blocked", *arguments, "--retry").returncode == 0
-
-
-def _first_contact(packed: Path, out: Path, blocked: Path, *more: str) -> tuple[str, dict[str, Any]]:
-    """The table, and each case's status."""
-    done = _rehearse(packed, out, blocked, "first-contact", "--rehearse", *more)
-    assert (out / "table.txt").read_text() == done.stdout
-    assert len(list(out.iterdir())) <= 8
-    return done.stdout, {key: entry["status"] for key, entry in _results(out)["steps"].items()}
-
-
-def test_first_contact_is_rehearsed(built: Path, tmp_path: Path) -> None:
-    packed, out, blocked = tmp_path / "packed", tmp_path / "out", tmp_path / "blocked"
-    assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 0
-    table, states = _first_contact(packed, out, blocked, "--deferred")
-    peers = {key: states.pop(key) for key in list(states) if key.startswith("peers ")}
-    assert peers == {f"peers mmoe-paper-fp32-{peer}": "missing" for peer in ("eager", "inductor", "autotuned")}
-    assert "eager, inductor, autotuned missing: torch is not installed here" in table
-    assert set(states.values()) == {"ok"}
-    lines = table.rpartition("phase ")[2].splitlines()[1:]
-    verdicts = [line.split() for line in lines if not line.startswith(" ")]
-    assert [(name, verdict) for name, verdict, *_ in verdicts] == [
-        (phase, "nothing" if phase == "mixed" else "pass") for phase in
-        (*("device", "barriers", "smoke", "paper", "shared", "latency", "stages", "constants", "mixed", "rest"),
-         *("memory", "races"))
-    ]  # fmt: skip
-    assert {"barriers", "shared", "check mmoe-paper-fp32-V4-cooperative-synthetic"} < set(states)
-    assert "mixed precision changes nothing in mmoe-paper-mixed: see fp32" in table
-    # Called again, it has nothing left to do.
-    before = _results(out)["steps"]
-    _first_contact(packed, out, blocked, "--phases", "smoke", "barriers")
-    assert _results(out)["steps"]["check mmoe-tiny-fp32-V4"] == before["check mmoe-tiny-fp32-V4"]
+    assert _rehearsed(packed, out, *arguments)[0] == 1, "what failed is settled"
+    assert _rehearsed(packed, out, *arguments, "--retry")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -181,39 +202,64 @@ def test_first_contact_is_rehearsed(built: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_played_fault_is_named_and_the_rest_goes_on(
-    built: Path, tmp_path: Path, fault: str, status: str, says: str
+    packed: Path, tmp_path: Path, fault: str, status: str, says: str
 ) -> None:
-    packed, out = tmp_path / "packed", tmp_path / "out"
-    assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 0
-    kernel = load(packed / "part1" / "artifacts" / "mmoe-tiny-fp32-V2.souffle").kernels[-1].name
-    arguments = ("--phases", "smoke", "--timeout", "8", "--fault", f"{fault}:{kernel}")
-    table, states = _first_contact(packed, out, tmp_path / "blocked", *arguments)
+    kernel = load(packed / "artifacts" / "mmoe-tiny-fp32-V2.souffle").kernels[-1].name
+    limit = "10" if status == "timeout" else "60"
+    arguments = ("--phases", "smoke", "--timeout", limit, "--fault", f"{fault}:{kernel}")
+    _, table, steps = _rehearsed(packed, tmp_path / "out", *arguments)
+    states = {key: entry["status"] for key, entry in steps.items()}
     assert states.pop("check mmoe-tiny-fp32-V2") == status
     assert set(states.values()) == {"ok"} and len(states) == 3
     assert f"{status}: check mmoe-tiny-fp32-V2:" in table and says in table
 
 
-def test_what_hangs_twice_is_not_waited_for_again(built: Path, tmp_path: Path) -> None:
-    packed, out = tmp_path / "packed", tmp_path / "out"
-    assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 0
+def test_what_hangs_twice_is_not_waited_for_again(packed: Path, tmp_path: Path) -> None:
     arguments = ("--phases", "smoke", "--timeout", "4", "--fault", "hang:1")
-    table, states = _first_contact(packed, out, tmp_path / "blocked", *arguments)
-    assert sorted(states.values()) == ["ok", "skipped", "timeout", "timeout"]
+    _, table, steps = _rehearsed(packed, tmp_path / "out", *arguments)
+    assert sorted(entry["status"] for entry in steps.values()) == ["ok", "skipped", "timeout", "timeout"]
     assert "1 skipped, for two in a row had run out of time" in table
 
 
-def test_a_refused_grid_is_made_smaller_and_said(built: Path, tmp_path: Path) -> None:
-    packed, out = tmp_path / "packed", tmp_path / "out"
-    assert gpu_host.main(["pack", "--in", str(built), "--to", str(packed)]) == 0
-    arguments = ("--phases", "paper", "--fault", "too-large:1")
-    table, states = _first_contact(packed, out, tmp_path / "blocked", *arguments)
-    assert set(states.values()) == {"ok"} and "said: check mmoe-paper-fp32-V4" in table
+def test_a_refused_grid_is_made_smaller_and_said(packed: Path, tmp_path: Path) -> None:
+    _, table, steps = _rehearsed(packed, tmp_path / "out", "--phases", "right", "--fault", "too-large:1")
+    assert {entry["status"] for entry in steps.values()} == {"ok"}
+    assert "said: check mmoe-paper-fp32-V4" in table
+
+
+def _bench(built: Path, folder: Path, name: str, *more: str) -> dict[str, Any]:
+    case = json.loads((built / "index.json").read_text())["cases"][name]
+    files = ("artifact", "io", "weights", "graph")
+    task = {"name": name} | {key: str(built / case[key]) if case.get(key) else None for key in files}
+    (folder / "tasks.json").write_text(json.dumps([task]))
+    answer = folder / "answer.json"
+    command = ["bench", "--json", str(answer), "--tasks", str(folder / "tasks.json"), "--rehearse", "--repeats", "2"]
+    assert gpu_steps.main([*command, "--warmup", "1", "--against", "ort", "eager", *more]) == 0
+    return json.loads(answer.read_text())["done"][name]
+
+
+@pytest.mark.parametrize("size", ["tiny", "paper"])
+def test_a_network_is_benched_beside_peers(built: Path, tmp_path: Path, size: str) -> None:
+    """Its own rows by the played driver; what a peer lacks is its reason, as in souffle bench."""
+    name, more = f"mmoe-{size}-fp32-V4", () if size == "tiny" else ("--no-execute",)
+    result = _bench(built, tmp_path, name + ("-synthetic" if more else ""), *more)
+    report = report_of(result["report"])
+    forms = {row.form: row for row in report.rows if row.name == "souffle"}
+    assert set(forms) == {"graph", "launches"} and not report.wrong
+    assert all(row.passed and row.times["warm"].runs == row.times["cold"].runs == 2 for row in forms.values())
+    reasons = {row.name: row.reason for row in report.rows if row.name != "souffle"}
+    assert set(reasons) == {"ort", "eager"} and all(reasons.values())
 
 
 def test_outputs_that_depend_on_the_barrier_are_a_failure() -> None:
-    about = {"model": "m", "size": "tiny", "precision": "fp32", "level": "V4", "constants": "stored"}
-    cases = {"one": about, "two": {**about, "grid_barrier": "cooperative"}, "alone": {**about, "level": "V3"}}
+    about = {"model": "m", "size": "tiny", "precision": "fp32", "level": "V4", "label": "V4", "constants": "stored"}
+    about["grid_barrier"] = "counter"
+    other = {**about, "grid_barrier": "cooperative", "label": "V4, grid_barrier=cooperative"}
+    # Without teams, sums may be added in another order.
+    without = {**about, "grid_barrier": "cooperative", "label": "V4 without teams"}
+    cases = {"one": about, "two": other, "alone": {**about, "level": "V3", "label": "V3"}, "teams": without}
     found = {f"check {name}": {"status": "ok", "result": {"digest": "a"}} for name in cases}
+    found["check teams"]["result"]["digest"] = "c"
     assert across_barriers(cases, found) == (1, [])
     found["check two"]["result"]["digest"] = "b"
     assert across_barriers(cases, found) == (1, ["m tiny fp32 V4"])
@@ -315,6 +361,11 @@ for name in names:
         os.abort()
     if name == "hangs":
         time.sleep(60)
+    if name == "keeps":
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            pass
     content["now"] = None
     content["done"][name] = {"ok": name != "wrong", "seconds": 0.1}
     answer.write_text(json.dumps(content))
@@ -328,12 +379,13 @@ def test_the_rest_goes_on_after_a_crash_and_a_hang(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(gpu_run._Runner, "_command", command)
     options = argparse.Namespace(rehearse=True, input=tmp_path, jobs=2, budget=30.0, retry=False)
     device = Step("device", "device", ("device",), (), 10.0)
-    names = ("one", "crashes", "two", "hangs", "wrong", "three")
+    names = ("one", "crashes", "two", "hangs", "wrong", "keeps", "three")
     steps = [device, Step("check", "check", names, (), 1.5, together=True)]
     results: dict[str, Any] = {"steps": {}}
     gpu_run.run_steps(steps, {}, options, results, lambda: None)
     states = {key.removeprefix("check "): entry["status"] for key, entry in results["steps"].items()}
-    right = dict.fromkeys(("device", "one", "two", "three"), "ok")
+    # What is interrupted writes down what it has, as a benchmark does.
+    right = dict.fromkeys(("device", "one", "two", "keeps", "three"), "ok")
     assert states == {**right, "crashes": "failed", "hangs": "timeout", "wrong": "failed"}
     results["steps"]["check one"]["kept"] = True
     gpu_run.run_steps(steps, {}, options, results, lambda: None)
@@ -344,8 +396,14 @@ def test_the_rest_goes_on_after_a_crash_and_a_hang(tmp_path: Path, monkeypatch: 
     assert untouched == {"steps": {}}
 
 
-def test_the_model_is_added_to_artifacts_that_lack_it(built: Path, tmp_path: Path) -> None:
+def test_the_model_is_added_to_artifacts_that_lack_it(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is compiled for it."""
+    from benchmarks import gpu_build
+
+    monkeypatch.setattr(gpu_build.subprocess, "run", _in_this_process)
+    monkeypatch.setattr(gpu_build.grid_barriers, "compile_kernels", lambda folder, arch: [])
     folder = tmp_path / "artifacts"
     shutil.copytree(built, folder)
     (folder / "mmoe-paper.graph.npz").unlink()
@@ -354,15 +412,17 @@ def test_the_model_is_added_to_artifacts_that_lack_it(built: Path, tmp_path: Pat
         del case["graph"]
     (folder / "index.json").write_text(json.dumps(index))
     before = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.souffle")}
-    levels = ["--levels", "V2", "V4", "--grid-barriers", "counter", "cooperative"]
-    assert gpu_host.main(["build", "--out", str(folder), "--models", "mmoe", *levels]) == 0
+    assert gpu_host.main([*_BUILD, "--out", str(folder)]) == 0
     assert {path.name: path.stat().st_mtime_ns for path in folder.glob("*.souffle")} == before
     for name, case in json.loads((folder / "index.json").read_text())["cases"].items():
         assert case["graph"] == f"mmoe-{case['size']}.graph.npz", name
         assert (folder / case["graph"]).exists()
 
 
-@pytest.mark.parametrize("command", [["latency", "--out", "out"], ["pack", "--to", "out"]])
+@pytest.mark.parametrize("command", [["run", "--out", "out"], ["pack", "--to", "out"]])
 def test_a_folder_without_networks_says_so(command: list[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"holds no networks: index\.json is missing; make them with build"):
+        gpu_host.main([*command, "--in", str(tmp_path)])
+    (tmp_path / "index.json").write_text('{"cases": {"bert-tiny-fp32-V4": {"level": "V4"}}}')
+    with pytest.raises(SystemExit, match="is of an earlier form of build, which said less of bert-tiny-fp32-V4"):
         gpu_host.main([*command, "--in", str(tmp_path)])
