@@ -36,3 +36,7 @@ class OncePer(Generic[Result]):
         if len(self._known) > self._limit:
             self._known.popitem(last=False)
         return result
+
+    def forget(self) -> None:
+        """Forget all: for tests, which change what results come of."""
+        self._known.clear()

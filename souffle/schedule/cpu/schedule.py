@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm.tirx import ForKind
@@ -27,6 +26,7 @@ from souffle.schedule.cpu.reduction import emit_reduction, reduces_along_memory
 from souffle.schedule.cpu.widen import with_wide_sums
 from souffle.schedule.cpu.windows import hoist_windows
 from souffle.schedule.cpu.words import dots_of, in_words
+from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import buffer_loads, sequence
 
 __all__ = ["schedule_cpu"]
@@ -95,9 +95,9 @@ def _buffers(body: tirx.Stmt) -> list[tirx.Var]:
     """Buffers that are used and not allocated inside."""
     inside: list[tirx.Var] = []
     stores: list[tirx.Var] = []
-    tvm_ffi.structural_walk(body, (tirx.AllocBuffer, lambda node: inside.append(node.buffer)))
-    tvm_ffi.structural_walk(body, (SBlock, lambda node: inside.extend(node.alloc_buffers)))
-    tvm_ffi.structural_walk(body, (tirx.BufferStore, lambda node: stores.append(node.buffer)))
+    structural_walk(body, (tirx.AllocBuffer, lambda node: inside.append(node.buffer)))
+    structural_walk(body, (SBlock, lambda node: inside.extend(node.alloc_buffers)))
+    structural_walk(body, (tirx.BufferStore, lambda node: stores.append(node.buffer)))
     stores.extend(load.source for load in buffer_loads(body))
     return [b for b in distinct(stores) if not any(b.same_as(i) for i in inside)]
 
@@ -143,7 +143,7 @@ def _shareable(group: Sequence[Nest], depth: int) -> bool:
                 if any(load.source.same_as(w) for w in written) and not _at(load.indices, leading):
                     return False
             stores: list[tirx.BufferStore] = []
-            tvm_ffi.structural_walk(statement, (tirx.BufferStore, stores.append))
+            structural_walk(statement, (tirx.BufferStore, stores.append))
             if not all(_at(store.indices, leading) for store in stores):
                 return False
         written.extend(nest.writes)
