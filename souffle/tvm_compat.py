@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from souffle.tvm_pair import TVM_FFI_PIN, TVM_PIN, check_tvm_pair, installed_pair
@@ -43,6 +42,7 @@ __all__ = [
     "map_constants",
     "map_loads",
     "map_outermost",
+    "named_key",
     "only_calculates",
     "primfunc_from_tensors",
     "reduce_node",
@@ -65,10 +65,12 @@ check_tvm_pair(*installed_pair())
 
 import tvm_ffi  # noqa: E402
 from tvm import s_tir, te, tirx  # noqa: E402
-from tvm.ir import Call, PrimType  # noqa: E402
+from tvm.ir import Call, PrimType, Var  # noqa: E402
 from tvm.ir.expr import TensorLoad  # noqa: E402
 from tvm.libinfo import find_libtvm_runtime  # noqa: E402
 from tvm.sym import Analyzer  # noqa: E402
+
+from souffle.tvm_calls import collect, structural_map, structural_mutate, structural_walk  # noqa: E402
 
 PrimExpr = Any
 """A TVM scalar expression. TVM 0.27 has no common Python base class for all of them."""
@@ -117,20 +119,20 @@ def load_indices(load: Call) -> tuple[PrimExpr, ...]:
 def loads(expression: PrimExpr) -> list[Call]:
     """All loads in `expression`, inner before outer, in the order of its text; repeated ones repeat."""
     found: list[Call] = []
-    if isinstance(expression, (tirx.Var, tirx.IntImm)):
+    if type(expression) in (tirx.Var, tirx.IntImm):
         return found
 
     def collect(call: Call) -> None:
         if is_load(call):
             found.append(call)
 
-    tvm_ffi.structural_walk(expression, (Call, collect))
+    structural_walk(expression, (Call, collect))
     return found
 
 
 def map_loads(expression: PrimExpr, rewrite: Callable[[Call], PrimExpr]) -> PrimExpr:
     """Replace every load in `expression` by ``rewrite(load)``, inner loads first."""
-    return tvm_ffi.structural_map(expression, (Call, lambda call: rewrite(call) if is_load(call) else call))
+    return structural_map(expression, (Call, lambda call: rewrite(call) if is_load(call) else call))
 
 
 def is_branch(node: Any) -> bool:
@@ -168,7 +170,7 @@ def map_outermost(expression: PrimExpr, rewrite: Callable[[PrimExpr], PrimExpr])
     def call(node: Call, mutator: Any) -> PrimExpr:
         return rewrite(node) if is_load(node) or is_choice(node) else mutator.default_mutate(node)
 
-    return tvm_ffi.structural_mutate(expression, [(tirx.Select, lambda node, _: rewrite(node)), (Call, call)])
+    return structural_mutate(expression, [(tirx.Select, lambda node, _: rewrite(node)), (Call, call)])
 
 
 def map_bodies(bodies: Sequence[PrimExpr], rewrite: Callable[[Call], PrimExpr]) -> list[PrimExpr]:
@@ -192,12 +194,11 @@ def substitute(expression: PrimExpr, mapping: Mapping[tirx.Var, PrimExpr]) -> Pr
                 return new
         return variable
 
-    if isinstance(expression, tirx.Var):
+    if type(expression) is tirx.Var:
         return replace(expression)
-    if isinstance(expression, tirx.IntImm) or not table:
+    if type(expression) is tirx.IntImm or not table:
         return expression
-    # What ``tvm_ffi.structural_map`` calls, as in :func:`collect`.
-    return tvm_ffi._ffi_api.StructuralMap(expression, [(_type_number(tirx.Var), replace)], [], _INNER_FIRST)
+    return structural_map(expression, (tirx.Var, replace))
 
 
 def simplified_index(index: PrimExpr, analyzer: Analyzer) -> PrimExpr:
@@ -224,12 +225,12 @@ def _without_loads(expression: PrimExpr) -> tuple[PrimExpr, dict[tirx.Var, PrimE
         hidden[tirx.Var(f"data{len(hidden)}", dtype_of(node))] = node
         return list(hidden)[-1]
 
-    return tvm_ffi.structural_mutate(expression, [(Call, hide)]), hidden
+    return structural_mutate(expression, [(Call, hide)]), hidden
 
 
 def map_constants(expression: PrimExpr, rewrite: Callable[[int, str], PrimExpr]) -> PrimExpr:
     """Replace every integer literal of `expression` by ``rewrite(value, type)``."""
-    return tvm_ffi.structural_map(
+    return structural_map(
         expression, (tirx.IntImm, lambda literal: rewrite(int(literal.value), dtype_of(literal)))
     )
 
@@ -243,25 +244,6 @@ def constant_term(index: PrimExpr) -> tuple[PrimExpr, int]:
     if isinstance(index, tirx.Sub) and isinstance(index.b, tirx.IntImm):
         return index.a, -int(index.b.value)
     return index, 0
-
-
-def collect(root: Any, kind: type) -> list[Any]:
-    """All nodes of a type in `root`, inner before outer; repeated ones repeat."""
-    found: list[Any] = []
-    if isinstance(root, (tirx.Var, tirx.IntImm)):
-        return [root] if isinstance(root, kind) else found
-    # What ``tvm_ffi.structural_walk`` calls, which takes three times as long for a small expression: it works out each
-    # time which number a type has.
-    tvm_ffi._ffi_api.StructuralWalk(root, [(_type_number(kind), found.append)], [], _INNER_FIRST)
-    return found
-
-
-@cache
-def _type_number(kind: type) -> int:
-    return tvm_ffi.core.TypeSchema.from_annotation(kind).origin_type_index
-
-
-_INNER_FIRST = int(tvm_ffi.structural.WalkOrder.POSTORDER)
 
 
 _STATEMENTS = {
@@ -425,6 +407,12 @@ def structural_key(expression: PrimExpr) -> Any:
 def structural_digest(node: Any) -> str:
     """A hash that is equal for structurally equal TVM objects (free variables mapped by position)."""
     return format(tvm_ffi.structural_hash(node, map_free_vars=True) & (2**64 - 1), "016x")
+
+
+def named_key(func: tirx.PrimFunc) -> Any:
+    """A dictionary key that is equal for structurally equal functions in which all has the same name too."""
+    variables, blocks = collect(func, Var), collect(func, s_tir.SBlock)
+    return tvm_ffi.StructuralKey(func), *(str(one.name) for one in variables), *(str(one.name_hint) for one in blocks)
 
 
 def same_expression(left: PrimExpr, right: PrimExpr) -> bool:

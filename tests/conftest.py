@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.rehearsal_driver import RehearsalDriver
+from souffle.schedule.gpu.scheduler import ANSWERS, LEAST
 
 _GOLDEN = Path(__file__).parent / "golden"
 
@@ -31,6 +35,48 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
             item.add_marker(pytest.mark.xdist_group(f"{item.module.__name__} {' '.join(shared)}"))
     # Before xdist's own, which reads the marks and asks to be first.
     return (yield)
+
+
+_SCHEDULED_BY = ("tvm", *(f"souffle.{part}" for part in ("cost", "index", "multi", "program", "schedule", "tvm")))
+
+_changed: set[int] = set()
+"""Those ``monkeypatch`` es, by identity, that have changed something that stages are scheduled by."""
+
+
+def _forget() -> None:
+    ANSWERS.forget()
+    LEAST.forget()
+
+
+def _forgetting(change: Callable) -> Callable:
+    """A method of ``monkeypatch`` that has stages scheduled anew, which answers from before it would hide."""
+
+    @functools.wraps(change)
+    def changed(patch: pytest.MonkeyPatch, target: Any, *arguments: Any, **options: Any) -> Any:
+        named = getattr(target, "__module__", None) or getattr(target, "__name__", "")
+        of = target if isinstance(target, str) else named
+        if of.startswith(_SCHEDULED_BY) or (not of and target is not os.environ):
+            _changed.add(id(patch))
+            _forget()
+        return change(patch, target, *arguments, **options)
+
+    return changed
+
+
+def _undoing(undo: Callable) -> Callable:
+    @functools.wraps(undo)
+    def undone(patch: pytest.MonkeyPatch) -> None:
+        if id(patch) in _changed:
+            _changed.remove(id(patch))
+            _forget()
+        undo(patch)
+
+    return undone
+
+
+for _name in ("setattr", "delattr", "setitem", "delitem"):
+    setattr(pytest.MonkeyPatch, _name, _forgetting(getattr(pytest.MonkeyPatch, _name)))
+pytest.MonkeyPatch.undo = _undoing(pytest.MonkeyPatch.undo)
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ ORDER = (
 )
 LOWEST = {
     "errors",
+    "tvm_calls",
     "tvm_compat",
     "decision",
     "element_types",

@@ -116,8 +116,11 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return found
 
     monkeypatch.setattr(process.CompileProcess, "_started", noted)
+    # What other tests have left is of no interest, and takes long to look through.
+    gc.freeze()
     yield
     gc.collect()
+    gc.unfreeze()
     for one in started:
         until(lambda one=one: not alive(one.pid) and not one.folder.exists())
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 
 from souffle.program.extrema import is_floating
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, dtype_of
 
 __all__ = ["EXTREMA_TEXTS", "with_cuda_extrema"]
@@ -44,7 +44,7 @@ def with_cuda_extrema(module: tvm.IRModule) -> tvm.IRModule:
 
     kinds = [(tirx.Max, rewrite), (tirx.Min, rewrite), (tirx.FloatImm, spelled)]
     return tvm.IRModule(
-        {name: func.with_body(tvm_ffi.structural_map(func.body, kinds)) for name, func in module.functions.items()}
+        {name: func.with_body(structural_map(func.body, kinds)) for name, func in module.functions.items()}
     )
 
 

@@ -16,9 +16,9 @@ which is a conversion already. (TVM 0.27; docs/tvm-defects.md has what watches i
 from __future__ import annotations
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, dtype_of
 
 __all__ = ["with_short_integers"]
@@ -51,7 +51,7 @@ def with_short_integers(module: tvm.IRModule) -> tvm.IRModule:
         (tirx.BitwiseNot, complement),
     ]
     return tvm.IRModule(
-        {name: func.with_body(tvm_ffi.structural_map(func.body, rules)) for name, func in module.functions.items()}
+        {name: func.with_body(structural_map(func.body, rules)) for name, func in module.functions.items()}
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 
 from souffle.codegen.cuda import text_of_functions
@@ -15,6 +14,7 @@ from souffle.codegen.definitions import StageDefinition
 from souffle.codegen.plan import Plan
 from souffle.errors import ArtifactError
 from souffle.schedule.lower import cuda_target
+from souffle.tvm_calls import structural_walk
 
 __all__ = ["TensorIR", "called_names", "pack", "text_of_module", "unpack"]
 
@@ -125,5 +125,5 @@ def called_names(kernel: tirx.PrimFunc) -> set[str]:
         if isinstance(call.op, tvm.ir.GlobalVar):
             names.add(str(call.op.name_hint))
 
-    tvm_ffi.structural_walk(kernel.body, (tvm.ir.Call, see))
+    structural_walk(kernel.body, (tvm.ir.Call, see))
     return names

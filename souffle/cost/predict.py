@@ -26,7 +26,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 
 from souffle.cost.counting import INSTRUCTION_BYTES, WARP, Work
@@ -37,6 +36,7 @@ from souffle.schedule.gpu.device import ASSUMED_REGISTERS, GpuDevice, taken_regi
 from souffle.schedule.lower import DeviceFunction, KeptLoads
 from souffle.schedule.lower.local_arrays import OWN_REGISTERS, local_words
 from souffle.schedule.resources import StageResources
+from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import const_int
 
 __all__ = [
@@ -433,5 +433,5 @@ def _bytes_of_parameters(function: DeviceFunction) -> list[float]:
                 elements *= const_int(extent)
             sizes[str(decl.data.name)] = elements * tvm.DataType(str(decl.buffer.dtype)).itemsize
 
-    tvm_ffi.structural_walk(function.func.body, (tirx.DeclBuffer, see))
+    structural_walk(function.func.body, (tirx.DeclBuffer, see))
     return list(sizes.values())

@@ -22,7 +22,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
@@ -32,6 +31,7 @@ from souffle.index.arrays import Shape, Value, apply, constant, joined_shape
 from souffle.index.operations import call_name, operation_of
 from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.schedule.lower import WINDOWS, DeviceFunction
+from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import StatementVisitor, choice_parts, collect, const_int, dtype_of
 
 __all__ = ["function_cost", "work_of"]
@@ -483,7 +483,7 @@ def _terms(node: object, added: bool = True) -> Iterator[tuple[bool, object]]:
 def _stored(node: tirx.Stmt) -> list[tirx.Var]:
     """The buffers that a statement stores to."""
     found: list[tirx.Var] = []
-    tvm_ffi.structural_walk(node, (tirx.BufferStore, lambda store: found.append(store.buffer)))
+    structural_walk(node, (tirx.BufferStore, lambda store: found.append(store.buffer)))
     return found
 
 
@@ -494,7 +494,7 @@ def _has_barrier(node: tirx.Stmt) -> bool:
         nonlocal found
         found = found or getattr(call.op, "name", "") == "tirx.tvm_storage_sync"
 
-    tvm_ffi.structural_walk(node, (tvm.ir.Call, see))
+    structural_walk(node, (tvm.ir.Call, see))
     return found
 
 
@@ -506,7 +506,7 @@ def _turns(node: tirx.For) -> int:
         nonlocal inner
         inner *= const_int(loop.extent) if isinstance(loop.extent, tirx.IntImm) else _UNROLLED_TURNS + 1
 
-    tvm_ffi.structural_walk(node, (tirx.For, see))
+    structural_walk(node, (tirx.For, see))
     return inner
 
 
@@ -522,5 +522,5 @@ def _has_serial_loop(node: tirx.Stmt) -> bool:
         nonlocal found
         found = found or (loop.kind != tirx.ForKind.UNROLLED and _turns(loop) > _UNROLLED_TURNS)
 
-    tvm_ffi.structural_walk(node, (tirx.For, see))
+    structural_walk(node, (tirx.For, see))
     return found

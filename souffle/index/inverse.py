@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Range
 
 from souffle.index.arrays import Value, apply, constant
 from souffle.index.operations import operands_of, operation_of
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, cast, collect, dtype_of, variables
 
 __all__ = ["IndexAxis", "inverse_map"]
@@ -133,7 +133,7 @@ def _without(
         around = tirx.floormod(new + tirx.const(left, dtype_of(new)), tirx.const(part.modulus, dtype_of(new)))
         return cast(tirx.floordiv(around, tirx.const(part.divisor, dtype_of(new))), dtype_of(node))
 
-    made = tuple(tvm_ffi.structural_map(e, (tirx.FloorMod, rewrite)) for e in expressions)
+    made = tuple(structural_map(e, (tirx.FloorMod, rewrite)) for e in expressions)
     if any(v.same_as(var) for e in made for v in variables(e)):
         return None
     return (new, extent), tuple(analyzer.simplify(e) for e in made)

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, te, tirx
 from tvm.ir.expr import TensorLoad
 
@@ -26,6 +25,7 @@ from souffle.kernel.tile_layouts import TileLayout
 from souffle.program import ExternTE, Tensor
 from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.schedule.stage import Stage, StageDraft
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import (
     Analyzer,
     PrimExpr,
@@ -168,7 +168,7 @@ class _Writer:
             if self._handed_on(old):
                 return Refused(f"{old.name} is handed on by its address")
         steps = [(TensorLoad, self._load), (tirx.BufferStore, self._store), (tirx.SeqStmt, self._sequence)]
-        return tvm_ffi.structural_map(self.function.body, [*steps, (s_tir.SBlock, self._block)])
+        return structural_map(self.function.body, [*steps, (s_tir.SBlock, self._block)])
 
     def _handed_on(self, old: tirx.Var) -> bool:
         """Whether it is touched otherwise than element by element."""

@@ -14,7 +14,6 @@ from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
@@ -24,6 +23,7 @@ from souffle.index.expression import Expression, Node, NodeTable, Region, cone
 from souffle.schedule.gpu.emit.async_copy import COPY_FUNCTION, COPY_OR_ZERO_FUNCTION
 from souffle.schedule.gpu.forms.memory_access import bits_of
 from souffle.schedule.gpu.rule import GpuSchedule
+from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import Analyzer, PrimExpr, StatementVisitor, const_int
 
 __all__ = ["TileMaps", "tile_maps"]
@@ -250,7 +250,7 @@ class _Reader(StatementVisitor):
 
         loaded: set[int] = set()
         for root in roots:
-            tvm_ffi.structural_walk(root, [(tirx.Var, variable), (TensorLoad, load), (tvm.ir.Call, pointer)])
+            structural_walk(root, [(tirx.Var, variable), (TensorLoad, load), (tvm.ir.Call, pointer)])
         self.whole.update((p, w) for p, count in named.items() if count > 0 for w in (False, True))
         if not loaded:
             return
@@ -292,7 +292,7 @@ def _walk_names_sources() -> int:
     buffer = tirx.decl_buffer((1,), "float32", "probe")
     found: list[object] = []
     load = tirx.BufferStore(buffer, buffer[0], [0]).value
-    tvm_ffi.structural_walk(load, [(tirx.Var, found.append)])
+    structural_walk(load, [(tirx.Var, found.append)])
     return int(bool(found))
 
 

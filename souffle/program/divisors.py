@@ -9,10 +9,10 @@ range, and ends there ("Binding of variable rmod ... conflicts with previous bin
 from __future__ import annotations
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 
 from souffle.program.tvm_passes import function_pass
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, dtype_of
 
 __all__ = ["positive_divisors"]
@@ -38,7 +38,7 @@ def _positive(body: tirx.Stmt) -> tirx.Stmt:
             else tirx.FloorMod(node.a + _like(node, most), _like(node, most + 1)) - _like(node, most)
         )
 
-    return tvm_ffi.structural_map(body, [(tirx.FloorDiv, quotient), (tirx.FloorMod, remainder)])
+    return structural_map(body, [(tirx.FloorDiv, quotient), (tirx.FloorMod, remainder)])
 
 
 def _most(divisor: PrimExpr) -> int | None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import tvm_ffi
 from tvm import tirx
 
+from souffle.tvm_calls import structural_map, structural_walk
 from souffle.tvm_compat import PrimExpr, dtype_of, register_reducer
 
 __all__ = ["infinite", "is_floating", "with_infinite_identity", "with_llvm_extrema"]
@@ -75,11 +75,11 @@ def with_llvm_extrema(function: tirx.PrimFunc) -> tirx.PrimFunc:
         number = tirx.LE(other, tirx.const(math.inf, dtype))
         return tirx.Select(number, tirx.Select(precedes(other, one), other, one), other)
 
-    return function.with_body(tvm_ffi.structural_map(function.body, [(tirx.Max, rewrite), (tirx.Min, rewrite)]))
+    return function.with_body(structural_map(function.body, [(tirx.Max, rewrite), (tirx.Min, rewrite)]))
 
 
 def _repeats(operand: PrimExpr) -> bool:
     """Whether it holds such a test itself, so that repeating it would double its size with each level."""
     tests: list[tirx.LE] = []
-    tvm_ffi.structural_walk(operand, (tirx.LE, tests.append))
+    structural_walk(operand, (tirx.LE, tests.append))
     return any(isinstance(test.b, tirx.FloatImm) and test.b.value == math.inf for test in tests)

@@ -12,12 +12,12 @@ divisions are variables while it works, which it leaves alone, and divisions aga
 from __future__ import annotations
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
 from souffle.index.operations import DIVISIONS
 from souffle.program.tvm_passes import function_pass
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, collect, dtype_of, substitute
 
 __all__ = ["flatten_buffers", "has_shifted_division"]
@@ -72,7 +72,7 @@ def _flattened(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def store(node: tirx.BufferStore) -> tirx.BufferStore:
         return tirx.BufferStore(node.buffer, node.value, [hide(index) for index in node.indices])
 
-    body = tvm_ffi.structural_map(function.body, [(TensorLoad, load), (tirx.BufferStore, store)])
+    body = structural_map(function.body, [(TensorLoad, load), (tirx.BufferStore, store)])
     flatten = tirx.transform.FlattenBuffer()
     if not hidden:
         return _applied(flatten, function)

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 
 from souffle.index.bounds import Bounder, Bounds, fits, limits
 from souffle.index.operations import DIVISIONS
 from souffle.program.extrema import is_floating
+from souffle.tvm_calls import structural_map, structural_walk
 from souffle.tvm_compat import PrimExpr, believed_bounds, cast, collect, dtype_of, loads, reduce_node, same_expression
 
 __all__ = ["exact_bodies", "with_ieee_arithmetic"]
@@ -37,7 +37,7 @@ _BOUNDED = (tirx.Min, tirx.Max, *DIVISIONS, tirx.RShift, tirx.BitwiseAnd)
 
 def with_ieee_arithmetic(node: _Node) -> _Node:
     """An expression or a statement with the same value as IEEE 754 defines it, which simplifying does not change."""
-    return tvm_ffi.structural_map(
+    return structural_map(
         node,
         [
             (tirx.Sub, _difference),
@@ -215,7 +215,7 @@ def _negation(node: tirx.Not) -> PrimExpr:
         if is_floating(dtype_of(comparison.a)):
             compared.append(comparison)
 
-    tvm_ffi.structural_walk(node.a, (_ORDERED, see))
+    structural_walk(node.a, (_ORDERED, see))
     return _opposite(node.a) if compared else node
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
@@ -13,6 +12,7 @@ from souffle.program.divisors import positive_divisors
 from souffle.program.flattening import flatten_buffers
 from souffle.program.tvm_passes import function_pass, simplifying_passes
 from souffle.program.wide import with_long_shapes, with_wide_indices
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, collect, dtype_of
 
 __all__ = ["compile_llvm"]
@@ -95,7 +95,7 @@ def _with_bytes(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return node if array is None else tirx.AllocBuffer(array, node.annotations)
 
     rules = [(tirx.BufferStore, store), (TensorLoad, load), (tirx.AllocBuffer, allocate)]
-    return function.with_body(tvm_ffi.structural_map(function.body, rules))
+    return function.with_body(structural_map(function.body, rules))
 
 
 def _pipeline() -> tuple[tvm.transform.Pass, Callable, Callable]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 __all__ = ["OncePer"]
@@ -29,10 +30,15 @@ class OncePer(Generic[Result]):
 
     def __call__(self, key: Hashable, find: Callable[[], Result]) -> Result:
         """The result for `key`; ``find()`` where it is not known."""
-        if key in self._known:
+        # Asked for once: another thread may make room in between.
+        with suppress(KeyError):
             self._known.move_to_end(key)
             return self._known[key]
         result = self._known[key] = find()
         if len(self._known) > self._limit:
             self._known.popitem(last=False)
         return result
+
+    def forget(self) -> None:
+        """Forget all: for tests, which change what results come of."""
+        self._known.clear()

@@ -16,12 +16,12 @@ from math import prod
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
 from souffle.index.bounds import Bounder, fits, is_number, limits, scalar_type
 from souffle.index.operations import ARITHMETIC, BITWISE, COMPARISONS
+from souffle.tvm_calls import structural_map, structural_mutate, structural_walk
 from souffle.tvm_compat import (
     PrimExpr,
     cast,
@@ -101,7 +101,7 @@ def with_long_shapes(function: tirx.PrimFunc) -> tirx.PrimFunc:
     params = [long(param) for param in function.params]
     if not known:
         return function
-    body = tvm_ffi.structural_map(function.body, (tirx.Var, long))
+    body = structural_map(function.body, (tirx.Var, long))
     return tirx.PrimFunc(params, body, function.ret_type, function.attrs, function.span)
 
 
@@ -138,7 +138,7 @@ class _Wide:
             found = found or self.leaves(node)
 
         for root in roots:
-            tvm_ffi.structural_walk(root, ((*_GROWING, tirx.Ramp), see))
+            structural_walk(root, ((*_GROWING, tirx.Ramp), see))
         return found
 
     def of(self, node: Any) -> Any:
@@ -159,7 +159,7 @@ class _Wide:
             (tirx.Bind, self.bind),
             (tirx.Let, self.let),
         ]
-        result = tvm_ffi.structural_mutate(node, rules)
+        result = structural_mutate(node, rules)
         return result if isinstance(node, tirx.Stmt) else cast(result, dtype_of(node))
 
     # What is in 64 bits

@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Protocol
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import Trace
 
@@ -33,6 +32,7 @@ from souffle.schedule.gpu.scheduler import THREADS, gpu_request
 from souffle.schedule.log import KNOB, RULE, Record, TuningLog, workload_module
 from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage
 from souffle.schedule.stage import LoopStage, Stage, StageDraft, Unit, draft_stage, map_stages
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import collect, const_int
 
 __all__ = [
@@ -418,7 +418,7 @@ def native_schedule(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule:
         extents[tag] = const_int(loop.extent)
         return loop
 
-    body = tvm_ffi.structural_map(func.body, (tirx.For, see))
+    body = structural_map(func.body, (tirx.For, see))
     threads = product([extent for tag, extent in extents.items() if tag.startswith("threadIdx")])
     calls = {str(getattr(call.op, "name", "")) for call in collect(func.body, tvm.ir.Call)}
     tensor_cores = any(part in name for name in calls for part in _TENSOR_CORE_CALLS)

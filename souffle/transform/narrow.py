@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
-import tvm_ffi
 from tvm import te, tirx
 
 from souffle.analysis.te_expression import expression_of
@@ -30,6 +29,7 @@ from souffle.program.names import NameSupply
 from souffle.program.shared import OncePer
 from souffle.transform.handles import read
 from souffle.transform.vertical.compose import use_of
+from souffle.tvm_calls import structural_mutate
 from souffle.tvm_compat import (
     PrimExpr,
     choice_like,
@@ -352,7 +352,7 @@ def _narrowed(body: PrimExpr, pairs: Iterable[tuple[te.Tensor, te.Tensor]]) -> P
         made = push(node.value, dtype_of(node))
         return mutator.default_mutate(node) if made is None else made
 
-    return tvm_ffi.structural_mutate(body, [(tirx.Cast, convert)])
+    return structural_mutate(body, [(tirx.Cast, convert)])
 
 
 def _constant_as(value: PrimExpr, dtype: str) -> PrimExpr:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import StatementVisitor, collect, sequence
 from souffle.verify.expressions import Undecided
 
@@ -87,7 +87,7 @@ def with_registers(function: tirx.PrimFunc, arguments: Sequence[Any], registers:
         table[bound.var] = tirx.Var(str(bound.var.name), bound.var.ty)
     for loop in collect(function.body, tirx.For):
         table[loop.loop_var] = tirx.Var(str(loop.loop_var.name), loop.loop_var.ty)
-    renamed = tvm_ffi.structural_map(function.body, (tvm.ir.Var, lambda var: table.get(var, var)))
+    renamed = structural_map(function.body, (tvm.ir.Var, lambda var: table.get(var, var)))
     return _Undeclared(registers).visit(renamed)
 
 

@@ -40,6 +40,7 @@ from tvm.ir.expr import TensorLoad
 
 from souffle.certificate import Counterexample
 from souffle.codegen.plan import Kernel
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import collect, const_int, sequence, statements_of
 from souffle.verify.expressions import Axis, Expr, Undecided, linear_terms, variable
 from souffle.verify.indices import index_of, operator_name
@@ -152,7 +153,7 @@ class _Kernel:
             one.start: tirx.decl_buffer((one.each,), one.dtype, f"slice{number}", scope="local", layout=None)
             for number, one in enumerate(self.slices.values())
         }
-        body = tvm_ffi.structural_map(
+        body = structural_map(
             body, (Call, lambda call: own[_start(call)].data if operator_name(call) == _PLACE else call)
         )
         body = sequence(*(tirx.AllocBuffer(buffer) for buffer in own.values()), body)
@@ -311,7 +312,7 @@ class _Kernel:
         def declare(node: tirx.DeclBuffer) -> Any:
             return node if node.buffer not in forms else tirx.DeclBuffer(forms[node.buffer][1], data=table[node.data])
 
-        body = tvm_ffi.structural_map(
+        body = structural_map(
             func.body, [(TensorLoad, load), (tirx.BufferStore, store), (tirx.DeclBuffer, declare)]
         )
         parameters = [table.get(parameter, parameter) for parameter in func.params]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
+from souffle.tvm_calls import structural_walk
 from souffle.verify.accesses import Address, Memory
 from souffle.verify.device_effects import ACTIVE_MASKS
 from souffle.verify.expressions import Axis, Expr, const, operation
@@ -109,7 +109,7 @@ class LaneMasks:
             if place is not None:
                 written.append(place.memory)
 
-        tvm_ffi.structural_walk(body, (tirx.BufferStore, see))
+        structural_walk(body, (tirx.BufferStore, see))
         kept = {k: v for k, v in self.held.items() if v is not ACTIVE and not any(k[0] is memory for memory in written)}
         return self._with(kept)
 

@@ -34,6 +34,7 @@ from tvm.ir import Call
 
 from souffle.certificate import Counterexample
 from souffle.codegen.plan import Kernel
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import collect, const_int, sequence, statements_of, substitute
 from souffle.verify.expressions import Axis, Undecided, evaluate, variable
 from souffle.verify.indices import index_of, operator_name
@@ -94,7 +95,7 @@ def set_apart(body: tirx.Stmt) -> tuple[tirx.Stmt, list[tirx.Stmt]]:
         apart.append(node)
         return tirx.AttrStmt(node.node, _PLACE, tirx.IntImm("int32", len(apart) - 1), tirx.Evaluate(0))
 
-    return tvm_ffi.structural_map(body, (tirx.AttrStmt, taken)), apart
+    return structural_map(body, (tirx.AttrStmt, taken)), apart
 
 
 def put_back(body: tirx.Stmt, apart: Sequence[tirx.Stmt]) -> tirx.Stmt:
@@ -103,7 +104,7 @@ def put_back(body: tirx.Stmt, apart: Sequence[tirx.Stmt]) -> tirx.Stmt:
     def put(node: tirx.AttrStmt) -> tirx.Stmt:
         return apart[int(node.value)] if node.attr_key == _PLACE else node
 
-    return tvm_ffi.structural_map(body, (tirx.AttrStmt, put)) if apart else body
+    return structural_map(body, (tirx.AttrStmt, put)) if apart else body
 
 
 @dataclass(frozen=True)
@@ -392,7 +393,7 @@ def _mapped(body: tirx.Stmt, change: Any) -> tirx.Stmt:
             reasons.append(reason)
             return node
 
-    made = tvm_ffi.structural_map(body, (tirx.Evaluate, changed))
+    made = structural_map(body, (tirx.Evaluate, changed))
     if reasons:
         raise reasons[0]
     return made
@@ -411,5 +412,5 @@ def _moved(body: tirx.Stmt, pools: set[tirx.Buffer], nbytes: int) -> tirx.Stmt:
         load = call.args[0]
         return tirx.address_of(load.source[tirx.IntImm("int32", int(load.indices[0]) - nbytes)])
 
-    body = tvm_ffi.structural_map(body, (Call, address))
-    return tvm_ffi.structural_map(body, (tvm.ir.Var, lambda var: shorter.get(var, var)))
+    body = structural_map(body, (Call, address))
+    return structural_map(body, (tvm.ir.Var, lambda var: shorter.get(var, var)))

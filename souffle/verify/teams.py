@@ -36,6 +36,7 @@ from tvm.ir import Call
 from souffle.certificate import Counterexample
 from souffle.codegen.plan import Kernel, Plan
 from souffle.schedule.gpu.device import device_for
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import collect, const_int, sequence, statements_of, substitute
 from souffle.verify.bounds import fit
 from souffle.verify.expressions import Axis, Expr, Undecided, evaluate, linear_terms, variable
@@ -312,7 +313,7 @@ class _Kernel:
         body = _mapped(function.body, Call, address)
         before = (self.count - 1) * max(own, default=0)
         pool = {buffer: _buffer_of(buffer, max(1, const_int(buffer.shape[0]) - before)) for buffer in pools}
-        body = tvm_ffi.structural_map(body, (tvm.ir.Var, lambda var: pool.get(var, var)))
+        body = structural_map(body, (tvm.ir.Var, lambda var: pool.get(var, var)))
         body = _mapped(body, tirx.Evaluate, lambda node: self.evaluated(node, team, name))
         if team in {*collect(body, tvm.ir.Var)}:
             raise Undecided(f"what depends on the number of a team in {name}")
@@ -393,7 +394,7 @@ def _mapped(body: tirx.Stmt, kind: type, change: Callable[[Any], Any]) -> tirx.S
             reasons.append(reason)
             return node
 
-    made = tvm_ffi.structural_map(body, (kind, changed))
+    made = structural_map(body, (kind, changed))
     if reasons:
         raise reasons[0]
     return made

@@ -12,6 +12,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.tirx import Add, FloorDiv, Max, Min, Mul
 
 from souffle.schedule.cpu.nest import Axis, Nest, product, simplify, stride_along, uses
+from souffle.tvm_calls import structural_map, structural_walk
 from souffle.tvm_compat import PrimExpr, buffer_loads
 
 __all__ = [
@@ -163,7 +164,7 @@ def split_groups(nest: Nest) -> Nest:
             if division.a.same_as(axis.var) and isinstance(division.b, tirx.IntImm):
                 divisors.append(int(division.b.value))
 
-        tvm_ffi.structural_walk(nest.body, (FloorDiv, note))
+        structural_walk(nest.body, (FloorDiv, note))
         size = divisors[0] if divisors else 0
         if not 1 < size < axis.extent or axis.extent % size or any(d != size for d in divisors):
             continue
@@ -182,7 +183,7 @@ def split_groups(nest: Nest) -> Nest:
 
 def simplify_loads(expression: PrimExpr, axes: Sequence[Axis]) -> PrimExpr:
     """`expression` with the indices of its loads simplified."""
-    return tvm_ffi.structural_map(
+    return structural_map(
         expression,
         (TensorLoad, lambda load: tirx.BufferLoad(load.source, [simplify(i, axes) for i in load.indices])),
     )

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
 from souffle.schedule.cpu.temporaries import Bind, bind_calls
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, dtype_of
 
 __all__ = ["expand_elementary", "is_expensive_call", "rounded_to_bfloat16"]
@@ -232,7 +232,7 @@ def rounded_to_bfloat16(func: tirx.PrimFunc) -> tirx.PrimFunc:
         rounded = bind(tirx.reinterpret("float32", tirx.Select(_is_nan(value), quiet, nearest)))
         return tirx.Cast("bfloat16", rounded)
 
-    body = tvm_ffi.structural_map(func.body, (tirx.Cast, marked))
+    body = structural_map(func.body, (tirx.Cast, marked))
     if body.same_as(func.body):
         return func
     return func.with_body(bind_calls(body, _is_rounding, expand))

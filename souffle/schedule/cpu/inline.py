@@ -17,6 +17,7 @@ from souffle.index.inverse import inverse_map
 from souffle.schedule.cpu.contraction_form import combiner_of, contraction_of
 from souffle.schedule.cpu.elementary import is_expensive_call
 from souffle.schedule.cpu.nest import Nest, map_buffer_loads, product, replace_variables, uses
+from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, is_branch
 
 __all__ = ["attach_epilogues", "inline_injective", "node_count", "without_trivial_reductions"]
@@ -106,7 +107,7 @@ def node_count(node: Any) -> int:
         nonlocal count
         count += 1
 
-    tvm_ffi.structural_walk(node, (tvm.Object, visit))
+    structural_walk(node, (tvm.Object, visit))
     return count
 
 
@@ -114,7 +115,7 @@ def _reads(item: Nest | tirx.Stmt, buffer: Any) -> bool:
     if isinstance(item, Nest):
         return any(buffer.same_as(read) for read in item.reads)
     seen: list[tirx.Var] = []
-    tvm_ffi.structural_walk(item, (tirx.Var, lambda v: seen.append(v)))
+    structural_walk(item, (tirx.Var, lambda v: seen.append(v)))
     return any(buffer.same_as(v) for v in seen)
 
 
@@ -139,7 +140,7 @@ def _substitute(producer: Nest, reader: Nest) -> Nest:
 
 def _expensive(expression: Any) -> bool:
     found: list[bool] = []
-    tvm_ffi.structural_walk(
+    structural_walk(
         expression,
         [
             (Call, lambda call: found.append(is_expensive_call(call))),
@@ -151,7 +152,7 @@ def _expensive(expression: Any) -> bool:
 
 def _conditional(expression: Any) -> bool:
     found: list[bool] = []
-    tvm_ffi.structural_walk(expression, (Call, lambda call: found.append(is_branch(call))))
+    structural_walk(expression, (Call, lambda call: found.append(is_branch(call))))
     return any(found)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 from tvm.tirx import EQ, GE, GT, LE, LT, NE, FloorDiv, FloorMod, ForKind
@@ -15,6 +14,7 @@ from souffle.program.ieee import with_ieee_arithmetic
 from souffle.schedule.cpu.contraction_form import without_units
 from souffle.schedule.cpu.host import Machine
 from souffle.schedule.cpu.nest import Axis, Nest, decode, flat_index, loop, map_buffer_loads, simplify, uses
+from souffle.tvm_calls import structural_map, structural_walk
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, sequence
 
 __all__ = ["VectorRun", "collapse", "emit_injective", "pieces", "segments", "serial", "whole_vector"]
@@ -82,13 +82,13 @@ def _merged(nest: Nest, axes: Sequence[Axis], kind: str) -> Nest | None:
     statements = [s for s in (bound.body, bound.init, bound.epilogue) if s is not None]
     for statement in statements:
         stores: list[tirx.BufferStore] = []
-        tvm_ffi.structural_walk(statement, (tirx.BufferStore, stores.append))
+        structural_walk(statement, (tirx.BufferStore, stores.append))
         if not isinstance(statement, tirx.BufferStore):
             return None
         positions = [flat_index(s.buffer, list(s.indices)) for s in stores]
         positions += [flat_index(load.source, list(load.indices)) for load in buffer_loads(statement)]
         for position in positions:
-            tvm_ffi.structural_walk(simplify(position, everything), ((FloorDiv, FloorMod), check))
+            structural_walk(simplify(position, everything), ((FloorDiv, FloorMod), check))
         # Outside of loads the variables stand for themselves (a range test, an iota): not a matter of positions.
         rest = map_buffer_loads(statement.value, lambda load: tirx.const(0, dtype_of(load)))
         if uses(rest, [joint]):
@@ -104,9 +104,9 @@ def segments(expression: PrimExpr | tirx.Stmt, axis: Axis) -> list[tuple[int, in
         difference = simplify(comparison.a - comparison.b)
         if len(uses(difference, [axis])) == 0:
             return
-        at_zero = simplify(tvm_ffi.structural_map(difference, (tirx.Var, lambda v: _zero(v, axis))))
+        at_zero = simplify(structural_map(difference, (tirx.Var, lambda v: _zero(v, axis))))
         slope = simplify(difference - at_zero)
-        unit = simplify(tvm_ffi.structural_map(slope, (tirx.Var, lambda v: _one(v, axis))))
+        unit = simplify(structural_map(slope, (tirx.Var, lambda v: _one(v, axis))))
         if not isinstance(at_zero, tirx.IntImm) or not isinstance(unit, tirx.IntImm) or int(unit.value) == 0:
             return
         if not isinstance(simplify(slope - axis.var * unit), tirx.IntImm):
@@ -115,7 +115,7 @@ def segments(expression: PrimExpr | tirx.Stmt, axis: Axis) -> list[tuple[int, in
         low = int(crossing // 1)
         points.update(p for p in (low, low + 1) if 0 < p < axis.extent)
 
-    tvm_ffi.structural_walk(expression, ((LT, LE, GT, GE, EQ, NE), note))
+    structural_walk(expression, ((LT, LE, GT, GE, EQ, NE), note))
     if len(points) > 2 * _MAX_SEGMENTS:
         return [(0, axis.extent)]
     bounds = [0, *sorted(points), axis.extent]
@@ -146,8 +146,8 @@ def serial(nest: Nest, axes: Sequence[Axis], make: Callable[[Nest], tirx.Stmt]) 
 def lanes_of(statement: tirx.Stmt, machine: Machine) -> int:
     """Elements per vector: by the widest float or the narrowest type of what is stored and loaded."""
     stores: list[str] = []
-    tvm_ffi.structural_walk(statement, (tirx.BufferStore, lambda s: stores.append(str(s.buffer.dtype))))
-    tvm_ffi.structural_walk(statement, (TensorLoad, lambda load: stores.append(str(load.source.dtype))))
+    structural_walk(statement, (tirx.BufferStore, lambda s: stores.append(str(s.buffer.dtype))))
+    structural_walk(statement, (TensorLoad, lambda load: stores.append(str(load.source.dtype))))
     return max(4, min(machine.lanes(dtype) for dtype in stores))
 
 
@@ -179,7 +179,7 @@ def _decided(body: tirx.BufferStore, axis: Axis) -> tirx.BufferStore:
 
 def _vectors(body: tirx.BufferStore, axis: Axis, piece: VectorRun) -> tirx.Stmt:
     def at(position: PrimExpr) -> tirx.Stmt:
-        return tvm_ffi.structural_map(body, (tirx.Var, lambda v: position if v.same_as(axis.var) else v))
+        return structural_map(body, (tirx.Var, lambda v: position if v.same_as(axis.var) else v))
 
     if piece.width == 1:
         return loop(piece.count, lambda v: at(v + piece.start), name="t", dtype=axis.dtype)

@@ -12,12 +12,12 @@ from functools import reduce as fold
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import sym, tirx
 from tvm.ir.expr import Call, TensorLoad
 from tvm.s_tir.stmt import SBlockRealize
 from tvm.tirx import ForKind
 
+from souffle.tvm_calls import structural_map, structural_walk
 from souffle.tvm_compat import PrimExpr, buffer_loads, cast, dtype_of, is_branch, statements_of
 
 __all__ = [
@@ -107,14 +107,14 @@ class Nest:
         """Buffers that are stored to; the reduction's own buffer is none of them when there is an epilogue."""
         statement = self.body if self.epilogue is None else self.epilogue
         found: list[Any] = []
-        tvm_ffi.structural_walk(statement, (tirx.BufferStore, lambda store: found.append(store.buffer)))
+        structural_walk(statement, (tirx.BufferStore, lambda store: found.append(store.buffer)))
         return distinct(found)
 
     @property
     def reads(self) -> list[Any]:
         """Buffers that are loaded, except those that the body itself accumulates in."""
         own: list[Any] = []
-        tvm_ffi.structural_walk(self.body, (tirx.BufferStore, lambda store: own.append(store.buffer)))
+        structural_walk(self.body, (tirx.BufferStore, lambda store: own.append(store.buffer)))
         statements = [s for s in (self.init, self.body, self.epilogue) if s is not None]
         sources = [load.source for statement in statements for load in buffer_loads(statement)]
         return [buffer for buffer in distinct(sources) if not any(buffer.same_as(o) for o in own)]
@@ -210,7 +210,7 @@ def replace_variables(node: Any, values: Mapping[tirx.Var, PrimExpr]) -> Any:
                 return new
         return variable
 
-    return tvm_ffi.structural_map(node, (tirx.Var, swap)) if table else node
+    return structural_map(node, (tirx.Var, swap)) if table else node
 
 
 def guarded_loads(node: Any) -> list[TensorLoad]:
@@ -221,19 +221,19 @@ def guarded_loads(node: Any) -> list[TensorLoad]:
         if is_branch(call):
             found.extend(load for branch in call.args[1:] for load in buffer_loads(branch))
 
-    tvm_ffi.structural_walk(node, (Call, see))
+    structural_walk(node, (Call, see))
     return found
 
 
 def map_buffer_loads(node: Any, rewrite: Callable[[TensorLoad], PrimExpr]) -> Any:
     """Replace every load from a buffer."""
-    return tvm_ffi.structural_map(node, (TensorLoad, rewrite))
+    return structural_map(node, (TensorLoad, rewrite))
 
 
 def uses(node: Any, axes: Iterable[Axis]) -> list[Axis]:
     """Those of `axes` whose variable occurs in `node`."""
     seen: list[tirx.Var] = []
-    tvm_ffi.structural_walk(node, (tirx.Var, lambda v: seen.append(v)))
+    structural_walk(node, (tirx.Var, lambda v: seen.append(v)))
     return [axis for axis in axes if any(axis.var.same_as(v) for v in seen)]
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm.tirx import ForKind
@@ -32,6 +31,7 @@ from souffle.schedule.cpu.widen import with_wide_sums
 from souffle.schedule.cpu.windows import hoist_windows
 from souffle.schedule.cpu.winograd import WinogradLayout, by_winograd
 from souffle.schedule.cpu.words import dots_of, in_words
+from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import buffer_loads, sequence
 
 __all__ = ["Layout", "ScheduledFunction", "schedule_cpu", "schedule_with_constants"]
@@ -162,9 +162,9 @@ def _buffers(body: tirx.Stmt) -> list[tirx.Var]:
     """Buffers that are used and not allocated inside."""
     inside: list[tirx.Var] = []
     stores: list[tirx.Var] = []
-    tvm_ffi.structural_walk(body, (tirx.AllocBuffer, lambda node: inside.append(node.buffer)))
-    tvm_ffi.structural_walk(body, (SBlock, lambda node: inside.extend(node.alloc_buffers)))
-    tvm_ffi.structural_walk(body, (tirx.BufferStore, lambda node: stores.append(node.buffer)))
+    structural_walk(body, (tirx.AllocBuffer, lambda node: inside.append(node.buffer)))
+    structural_walk(body, (SBlock, lambda node: inside.extend(node.alloc_buffers)))
+    structural_walk(body, (tirx.BufferStore, lambda node: stores.append(node.buffer)))
     stores.extend(load.source for load in buffer_loads(body))
     return [b for b in distinct(stores) if not any(b.same_as(i) for i in inside)]
 
@@ -210,7 +210,7 @@ def _shareable(group: Sequence[Nest], depth: int) -> bool:
                 if any(load.source.same_as(w) for w in written) and not _at(load.indices, leading):
                     return False
             stores: list[tirx.BufferStore] = []
-            tvm_ffi.structural_walk(statement, (tirx.BufferStore, stores.append))
+            structural_walk(statement, (tirx.BufferStore, stores.append))
             if not all(_at(store.indices, leading) for store in stores):
                 return False
         written.extend(nest.writes)

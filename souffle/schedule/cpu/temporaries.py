@@ -26,6 +26,7 @@ from tvm.ir.expr import StringImm, TensorLoad
 from tvm.tirx import Div, FloorDiv, FloorMod, ForKind, Mod
 
 from souffle.schedule.cpu.nest import replace_variables
+from souffle.tvm_calls import structural_map, structural_walk
 from souffle.tvm_compat import PrimExpr, dtype_of, is_branch, sequence
 
 __all__ = ["Bind", "bind_calls"]
@@ -115,8 +116,8 @@ def bind_calls(statement: tirx.Stmt, chosen: Callable[[Call], bool], expand: Exp
         body = made.leaf(node)
         return node if body.same_as(node) else sequence(*made.allocations, body)
 
-    statement = tvm_ffi.structural_map(statement, [(tirx.For, vectors), (tirx.SeqStmt, _flat)])
-    return tvm_ffi.structural_map(statement, [((tirx.BufferStore, tirx.Bind), scalars), (tirx.SeqStmt, _flat)])
+    statement = structural_map(statement, [(tirx.For, vectors), (tirx.SeqStmt, _flat)])
+    return structural_map(statement, [((tirx.BufferStore, tirx.Bind), scalars), (tirx.SeqStmt, _flat)])
 
 
 def _ranges(statement: tirx.Stmt) -> sym.Analyzer:
@@ -125,7 +126,7 @@ def _ranges(statement: tirx.Stmt) -> sym.Analyzer:
     def note(node: tirx.For) -> None:
         found.setdefault(node.loop_var, []).append(tvm.ir.Range.from_min_extent(node.min, node.extent))
 
-    tvm_ffi.structural_walk(statement, (tirx.For, note))
+    structural_walk(statement, (tirx.For, note))
     analyzer = sym.Analyzer()
     for variable, ranges in found.items():
         if all(tvm_ffi.structural_equal(ranges[0], other) for other in ranges[1:]):
@@ -154,7 +155,7 @@ class _Temporaries:
         self.allocations: list[tirx.AllocBuffer] = []
 
     def rewrite(self, body: tirx.Stmt) -> tirx.Stmt:
-        return tvm_ffi.structural_map(body, [((tirx.BufferStore, tirx.Bind), self.leaf), (tirx.SeqStmt, _flat)])
+        return structural_map(body, [((tirx.BufferStore, tirx.Bind), self.leaf), (tirx.SeqStmt, _flat)])
 
     def leaf(self, statement: tirx.BufferStore | tirx.Bind) -> tirx.Stmt:
         """`statement` after those that compute its calls."""
@@ -204,7 +205,7 @@ class _Temporaries:
             for condition in reversed(members[0][1]):
                 block = tirx.IfThenElse(condition, block, None)
             result.append(block)
-        value = tvm_ffi.structural_map(replace_variables(value, table), (Call, self._selected))
+        value = structural_map(replace_variables(value, table), (Call, self._selected))
         return sequence(*result, _with_value(statement, value))
 
     def _selected(self, call: Call) -> PrimExpr:
@@ -229,7 +230,7 @@ class _Temporaries:
             if not dtype_of(node).startswith("float") and not isinstance(node.b, tirx.IntImm):
                 unsafe.append(node)
 
-        tvm_ffi.structural_walk(value, [(TensorLoad, load), ((Div, Mod, FloorDiv, FloorMod), division)])
+        structural_walk(value, [(TensorLoad, load), ((Div, Mod, FloorDiv, FloorMod), division)])
         return not unsafe
 
     def _varies(self, node: PrimExpr) -> bool:
@@ -252,7 +253,7 @@ class _Temporaries:
 def _sites(value: PrimExpr, chosen: Callable[[Call], bool]) -> tuple[PrimExpr, list[_Site]] | None:
     """`value` with a variable for each outermost chosen call, and all such calls, arguments first."""
     found: list[bool] = []
-    tvm_ffi.structural_walk(value, (Call, lambda call: found.append(True) if chosen(call) else None))
+    structural_walk(value, (Call, lambda call: found.append(True) if chosen(call) else None))
     if not found:
         return None
     sites: dict[int, _Site] = {}
@@ -264,7 +265,7 @@ def _sites(value: PrimExpr, chosen: Callable[[Call], bool]) -> tuple[PrimExpr, l
             if hash(variable) in sites:
                 inside.append(sites[hash(variable)])
 
-        tvm_ffi.structural_walk(node, (tirx.Var, note))
+        structural_walk(node, (tirx.Var, note))
         return inside
 
     def guard(condition: PrimExpr, sides: tuple[PrimExpr, PrimExpr], branches: bool) -> None:
@@ -287,7 +288,7 @@ def _sites(value: PrimExpr, chosen: Callable[[Call], bool]) -> tuple[PrimExpr, l
         sites[hash(site.variable)] = site
         return site.variable
 
-    rest = tvm_ffi.structural_map(_without_lets(value), [(Call, call), (tirx.Select, select)])
+    rest = structural_map(_without_lets(value), [(Call, call), (tirx.Select, select)])
     return rest, list(sites.values())
 
 
@@ -301,12 +302,12 @@ def _paths(sites: Sequence[_Site]) -> list[list[_Guard]]:
 
 
 def _without_lets(value: PrimExpr) -> PrimExpr:
-    return tvm_ffi.structural_map(value, (tirx.Let, lambda let: replace_variables(let.body, {let.var: let.value})))
+    return structural_map(value, (tirx.Let, lambda let: replace_variables(let.body, {let.var: let.value})))
 
 
 def _mentions(node: PrimExpr, variable: tirx.Var) -> bool:
     seen: list[bool] = []
-    tvm_ffi.structural_walk(node, (tirx.Var, lambda v: seen.append(True) if v.same_as(variable) else None))
+    structural_walk(node, (tirx.Var, lambda v: seen.append(True) if v.same_as(variable) else None))
     return bool(seen)
 
 

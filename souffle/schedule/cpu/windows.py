@@ -19,6 +19,7 @@ from tvm.tirx import Mul
 from souffle.index.operations import COMPARISONS
 from souffle.schedule.cpu.contraction_form import combiner_of
 from souffle.schedule.cpu.nest import Axis, Nest, product, simplify, uses
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of
 
 __all__ = ["hoist_windows"]
@@ -153,5 +154,5 @@ def _through(factor: PrimExpr, positions: Sequence[_Position], axes: Sequence[Ax
     def load(node: TensorLoad) -> PrimExpr:
         return tirx.BufferLoad(node.source, [rewritten(index) for index in node.indices])
 
-    stored = tvm_ffi.structural_map(factor, [(TensorLoad, load), (COMPARISONS, compare)])
+    stored = structural_map(factor, [(TensorLoad, load), (COMPARISONS, compare)])
     return None if failed or uses(stored, axes) else stored

@@ -78,6 +78,11 @@ class Offers:
             rules.remove(rule)
             yield rule
 
+    def least_clocks(self) -> float:
+        """Below which the estimate of the first rule that offers something cannot be."""
+        offered = map(self.sketch, RULES.values())
+        return next((sketch.least for sketch in offered if isinstance(sketch, Sketch)), 0.0)
+
     def estimates(self, rule: Rule) -> bool:
         """Whether a rule applies and estimates its time."""
         sketch = self.sketch(rule)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,18 +10,27 @@ import tvm
 from tvm import tirx
 
 from souffle.decision import Refused
+from souffle.program.shared import OncePer
 from souffle.schedule.drafts import Answer
 from souffle.schedule.gpu.device import GpuDevice
 from souffle.schedule.gpu.offers import Offers
 from souffle.schedule.gpu.registry import RULES
-from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule, Sketch
+from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Rule
 from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage
-from souffle.tvm_compat import structural_digest
+from souffle.tvm_compat import named_key, structural_digest
 
-__all__ = ["THREADS", "GpuScheduler", "Prices", "gpu_request"]
+__all__ = ["ANSWERS", "LEAST", "THREADS", "GpuScheduler", "Prices", "gpu_request"]
 
 THREADS = 256
 """Of a block, the same for all stages, so that any of them can be merged."""
+
+
+ANSWERS: OncePer[Answer] = OncePer(limit=1024)
+"""Of all networks that a process compiles, at several levels or in several shapes. By all that an answer comes of, so
+that a network has one text whatever was compiled before it."""
+
+LEAST: OncePer[float] = OncePer()
+"""Clocks, as for :meth:`GpuScheduler.least_seconds`; kept as answers are."""
 
 
 class Prices(Protocol):
@@ -54,7 +63,7 @@ class _Lowered:
 
 
 class GpuScheduler:
-    """Schedules and lowers stages for one device, each distinct one once.
+    """Schedules and lowers stages for one device, each distinct one once in a process.
 
     Of the rules that apply it takes the most preferred one, unless another's schedule is predicted to take less time by
     more than the cost model's error.
@@ -83,13 +92,15 @@ class GpuScheduler:
         self._price = price
         self._answers: dict[str, Answer] = {}
         self._least: dict[str, float] = {}
+        self._keys: dict[str, Hashable] = {}
         self._offered: tuple[str, Offers] | None = None
 
     def __call__(self, func: tirx.PrimFunc) -> Answer:
         """See :class:`souffle.schedule.drafts.Scheduler`."""
         digest = structural_digest(func)
         if digest not in self._answers:
-            self._answers[digest] = self._answer(self._offers(func, digest))
+            made_of = self._made_of(func, digest)
+            self._answers[digest] = ANSWERS(made_of, lambda: self._answer(self._offers(func, digest)))
         return self._answers[digest]
 
     def least_seconds(self, func: tirx.PrimFunc) -> float | None:
@@ -98,14 +109,18 @@ class GpuScheduler:
             return None
         digest = structural_digest(func)
         if digest not in self._least:
-            offers = self._offers(func, digest)
-            offered = (offers.sketch(rule) for rule in RULES.values())
-            self._least[digest] = next((sketch.least for sketch in offered if isinstance(sketch, Sketch)), 0.0)
+            self._least[digest] = LEAST(self._made_of(func, digest), lambda: self._offers(func, digest).least_clocks())
         return self._price.of_clocks(self._least[digest])
 
     def seconds(self, answer: Answer) -> float | None:
         """See :class:`souffle.schedule.drafts.Scheduler`."""
         return None if self._price is None else self._price(answer.functions)
+
+    def _made_of(self, func: tirx.PrimFunc, digest: str) -> Hashable:
+        """All that what is said of a stage comes of; names too, which texts have."""
+        if digest not in self._keys:
+            self._keys[digest] = named_key(func)
+        return self._keys[digest], self.request, self._price, tuple(RULES.values())
 
     def _offers(self, func: tirx.PrimFunc, digest: str) -> Offers:
         """What rules offer for a stage: one that is not refused for the least that it takes is asked about next."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.tirx.build import split_host_device_mods
 
@@ -39,6 +39,7 @@ from souffle.schedule.lower.tvm_defects import (
 )
 from souffle.schedule.lower.uniform_barriers import LoweringError, barrier_scope, with_whole_warps
 from souffle.schedule.lower.unrolled_indices import with_short_indices
+from souffle.tvm_calls import structural_map, structural_walk
 from souffle.tvm_compat import PrimExpr, collect, const_int, sequence, substitute
 
 __all__ = [
@@ -105,6 +106,7 @@ class DeviceFunction:
     in_team: bool = False
 
 
+@cache
 def cuda_target(arch: str) -> tvm.target.Target:
     """TVM's target for a GPU architecture such as ``"sm_90"``."""
     return tvm.target.Target(
@@ -284,7 +286,7 @@ def _launched(name: str, kernel: tirx.PrimFunc) -> tuple[list[int], list[int], l
             several.setdefault(tag, set()).add(const_int(attr.value))
             bound.append((tag, attr.node.var))
 
-    tvm_ffi.structural_walk(kernel.body, (tirx.AttrStmt, see))
+    structural_walk(kernel.body, (tirx.AttrStmt, see))
     for tag, values in several.items():
         if len(values) > 1:
             raise LoweringError(f"stage {name} binds {tag} to {' and to '.join(map(str, sorted(values)))}")
@@ -330,7 +332,7 @@ def _pooled(kernel: tirx.PrimFunc) -> tuple[tirx.Stmt, tirx.Buffer, int]:
             return alloc
         return tirx.DeclBuffer(alloc.buffer, data=tirx.address_of(pool[offset]))
 
-    body = tvm_ffi.structural_map(kernel.body, [(tirx.AttrStmt, strip), (tirx.AllocBuffer, place)])
+    body = structural_map(kernel.body, [(tirx.AttrStmt, strip), (tirx.AllocBuffer, place)])
     return body, pool, pool_bytes
 
 

@@ -18,11 +18,11 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 
 from souffle.schedule.lower.device_function import DeviceFunction
 from souffle.schedule.lower.uniform_barriers import LoweringError, Spread, barrier_scope
+from souffle.tvm_calls import structural_map, structural_walk
 from souffle.tvm_compat import PrimExpr
 
 __all__ = ["BARRIER_FUNCTION", "fit_functions", "partial_function"]
@@ -78,7 +78,7 @@ def partial_function(function: DeviceFunction) -> DeviceFunction:
         func = function.func
         threads = -(-function.threads // _WARP) * _WARP
         if threads == function.threads:
-            body = tvm_ffi.structural_map(func.body, (tirx.Evaluate, lambda node: _named(node, threads)))
+            body = structural_map(func.body, (tirx.Evaluate, lambda node: _named(node, threads)))
         else:
             body = _Guard(function, threads).body()
         named = f"{function.name}{_SUFFIX}"
@@ -130,6 +130,6 @@ class _Guard(Spread):
             if any(part in name for part in _WHOLE_WARPS) or ("shfl" in name and every):
                 found[name] = None
 
-        tvm_ffi.structural_walk(self.func.body, (tvm.ir.Call, see))
+        structural_walk(self.func.body, (tvm.ir.Call, see))
         if found:
             raise self.refuse(f"its instructions {', '.join(found)} need whole warps")

@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from math import prod
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
@@ -34,6 +33,7 @@ from souffle.schedule.lower.device_function import DeviceFunction
 from souffle.schedule.lower.kept_arrays import SCOPES, KeptArrays, held
 from souffle.schedule.lower.wide_fills import WideRead, needed, wide_read, widened
 from souffle.schedule.resources import aligned
+from souffle.tvm_calls import structural_mutate
 from souffle.tvm_compat import (
     PrimExpr,
     StatementVisitor,
@@ -302,7 +302,7 @@ class _Split(StatementVisitor):
 
         if not collect(value, TensorLoad):
             return None, value
-        rewritten = tvm_ffi.structural_mutate(value, [(TensorLoad, taken), (tirx.Select, taken), (tvm.ir.Call, call)])
+        rewritten = structural_mutate(value, [(TensorLoad, taken), (tirx.Select, taken), (tvm.ir.Call, call)])
         return (sequence(*fills) if fills else None), rewritten
 
     def constant(self, node: PrimExpr) -> tuple[tirx.For, ...] | None:

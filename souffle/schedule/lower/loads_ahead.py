@@ -32,6 +32,7 @@ from tvm.ir.expr import TensorLoad
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS
 from souffle.schedule.lower.local_arrays import OWN_REGISTERS, local_words
 from souffle.schedule.lower.wide_fills import needed
+from souffle.tvm_calls import structural_map, structural_mutate
 from souffle.tvm_compat import (
     PrimExpr,
     buffer_loads,
@@ -71,7 +72,7 @@ def with_loads_ahead(function: tirx.PrimFunc) -> tirx.PrimFunc:
         left -= split.words
         return split.statement()
 
-    return function.with_body(tvm_ffi.structural_mutate(function.body, [(tirx.For, ahead)]))
+    return function.with_body(structural_mutate(function.body, [(tirx.For, ahead)]))
 
 
 def _takes_address(call: Call) -> bool:
@@ -217,7 +218,7 @@ class _Nest:
             return choice(node) if is_choice(node) else mutator.default_mutate(node)
 
         pairs = [(TensorLoad, load), (tirx.Select, lambda node, _: choice(node)), (Call, call)]
-        return tvm_ffi.structural_mutate(value, pairs)
+        return structural_mutate(value, pairs)
 
     def _is_movable(self, load: TensorLoad) -> bool:
         own = any(load.source.same_as(buffer) for buffer in self._written)
@@ -288,7 +289,7 @@ class _Split:
         table = dict(names)
         if own in table and self.rounds > 1:
             table[own] = self.outer * self.together + table[own]
-        return tvm_ffi.structural_map(body, (tvm.ir.Var, lambda var: table.get(var, var)))
+        return structural_map(body, (tvm.ir.Var, lambda var: table.get(var, var)))
 
     def _with_held(self, loop: tirx.For, turns: dict[tirx.For, tirx.Var]) -> tirx.Stmt:
         """A loop with what is held in the place of its reads."""

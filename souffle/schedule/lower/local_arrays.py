@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 
+from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import const_int
 
 __all__ = ["OWN_REGISTERS", "local_words"]
@@ -31,5 +31,5 @@ def local_words(func: tirx.PrimFunc) -> float:
         elif scope.startswith("wmma"):
             words += nbytes / 4 / _WARP
 
-    tvm_ffi.structural_walk(func.body, (tirx.AllocBuffer, see))
+    structural_walk(func.body, (tirx.AllocBuffer, see))
     return words

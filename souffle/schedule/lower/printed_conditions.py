@@ -14,11 +14,11 @@ which no compiler takes. Where all lanes have one condition, it is a scalar one 
 from __future__ import annotations
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 
 from souffle.index.operations import COMPARISONS
+from souffle.tvm_calls import structural_map, structural_walk
 from souffle.tvm_compat import PrimExpr, collect, dtype_of, is_choice
 
 __all__ = ["has_vector_select", "with_plain_conditions"]
@@ -42,7 +42,7 @@ def with_plain_conditions(function: tirx.PrimFunc) -> tirx.PrimFunc:
         return tirx.if_then_else(condition, node.true_value, node.false_value)
 
     rules = [(tirx.And, conjunction), (tirx.Or, disjunction), (tirx.Select, select)]
-    return function.with_body(tvm_ffi.structural_map(function.body, rules))
+    return function.with_body(structural_map(function.body, rules))
 
 
 def has_vector_select(function: tirx.PrimFunc) -> bool:
@@ -53,7 +53,7 @@ def has_vector_select(function: tirx.PrimFunc) -> bool:
         nonlocal found
         found = found or (_lanes(node) > 1 and _of_all_lanes(node.condition) is None)
 
-    tvm_ffi.structural_walk(function.body, (tirx.Select, see))
+    structural_walk(function.body, (tirx.Select, see))
     return found
 
 
@@ -76,7 +76,7 @@ def _is_hoisted(guarded: PrimExpr) -> bool:
 
     if _lanes(guarded) > 1:
         return False
-    tvm_ffi.structural_walk(guarded, [(tvm.ir.Call, see), (tirx.Let, see)])
+    structural_walk(guarded, [(tvm.ir.Call, see), (tirx.Let, see)])
     return found
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, collect, const_int
 
 __all__ = ["with_pool_at"]
@@ -49,4 +49,4 @@ def with_pool_at(
         return tirx.DeclBuffer(node.buffer, data=tirx.address_of(pools[load.source][load.indices[0] + start]))
 
     changes = [(tirx.AllocBuffer, allocated), (tirx.DeclBuffer, declared), (tirx.Evaluate, waits)]
-    return tvm_ffi.structural_map(func.body, changes)
+    return structural_map(func.body, changes)

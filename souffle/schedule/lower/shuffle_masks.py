@@ -14,10 +14,10 @@ that warp names those that there are. Elsewhere the mask stays what TVM wrote.
 from __future__ import annotations
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import (
     Analyzer,
     PrimExpr,
@@ -59,7 +59,7 @@ def with_full_masks(body: tirx.Stmt, tid: tirx.Var, threads: int) -> tirx.Stmt:
             return store
         return tirx.BufferStore(store.buffer, mask, store.indices)
 
-    return tvm_ffi.structural_map(body, (tirx.BufferStore, named)) if masks.whole else body
+    return structural_map(body, (tirx.BufferStore, named)) if masks.whole else body
 
 
 class _Masks(StatementVisitor):

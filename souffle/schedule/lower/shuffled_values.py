@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import StatementVisitor, collect, dtype_of, is_shuffle, sequence, statements_of
 
 __all__ = ["with_written_values"]
@@ -37,7 +37,7 @@ def with_written_values(body: tirx.Stmt) -> tirx.Stmt:
         zeros = [zero(store) for store in collect(node.then_case, tirx.BufferStore)]
         return tirx.IfThenElse(node.condition, node.then_case, sequence(*zeros))
 
-    return tvm_ffi.structural_map(body, (tirx.IfThenElse, otherwise)) if first.guarded else body
+    return structural_map(body, (tirx.IfThenElse, otherwise)) if first.guarded else body
 
 
 class _FirstStores(StatementVisitor):

@@ -10,6 +10,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
+from souffle.tvm_calls import structural_map, structural_walk
 from souffle.tvm_compat import Analyzer, PrimExpr, collect, const_int, substitute
 
 __all__ = ["synchronized"]
@@ -53,7 +54,7 @@ def _with_one_more(function: tirx.PrimFunc) -> tirx.PrimFunc:
         body = tirx.AttrStmt(axis, "thread_extent", one, attr.body)
         return tirx.AttrStmt(attr.node, attr.attr_key, attr.value, body)
 
-    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.AttrStmt, inner)))
+    return function.with_body(structural_map(function.body, (tirx.AttrStmt, inner)))
 
 
 def _has_axis(node: tirx.Stmt) -> bool:
@@ -63,7 +64,7 @@ def _has_axis(node: tirx.Stmt) -> bool:
         nonlocal found
         found = found or attr.attr_key == "thread_extent"
 
-    tvm_ffi.structural_walk(node, (tirx.AttrStmt, see))
+    structural_walk(node, (tirx.AttrStmt, see))
     return found
 
 
@@ -72,7 +73,7 @@ def _without(function: tirx.PrimFunc) -> tirx.PrimFunc:
         is_shown_axis = attr.attr_key == "thread_extent" and str(attr.node.thread_tag) == _TAG
         return attr.body if is_shown_axis else attr
 
-    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.AttrStmt, gone)))
+    return function.with_body(structural_map(function.body, (tirx.AttrStmt, gone)))
 
 
 def _shares_elements(function: tirx.PrimFunc) -> bool:
@@ -106,7 +107,7 @@ def _shares_in(launch: tirx.AttrStmt) -> bool:
         if str(load.source.scope()).startswith("shared") and len(load.indices) == 1:
             reads.append((load.source, load.indices[0]))
 
-    tvm_ffi.structural_walk(launch, [(tirx.AttrStmt, see_axis), (tirx.BufferStore, see_store), (TensorLoad, see_load)])
+    structural_walk(launch, [(tirx.AttrStmt, see_axis), (tirx.BufferStore, see_store), (TensorLoad, see_load)])
     if not axes:
         return False
     # A walk comes to the inner of two nested statements first.
@@ -144,7 +145,7 @@ def _uses(index: PrimExpr, var: tirx.Var) -> bool:
 
     if isinstance(index, tirx.Var):
         return index.same_as(var)
-    tvm_ffi.structural_walk(index, (tirx.Var, see))
+    structural_walk(index, (tirx.Var, see))
     return found
 
 
@@ -160,7 +161,7 @@ def _of_one_thread(index: PrimExpr, axes: Sequence[tuple[tirx.Var, int]]) -> boo
 
     if isinstance(base, tirx.Var):
         return len(axes) == 1
-    tvm_ffi.structural_walk(base, (tirx.Var, see))
+    structural_walk(base, (tirx.Var, see))
     base = substitute(base, {var: tirx.IntImm("int32", 0) for var in others})
     values = set()
     for threads in itertools.product(*(range(extent) for _, extent in axes)):

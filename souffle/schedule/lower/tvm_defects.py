@@ -6,10 +6,10 @@ docs/tvm-defects.md lists all such defects, and the test that watches each.
 from __future__ import annotations
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
+from souffle.tvm_calls import structural_map, structural_walk
 from souffle.tvm_compat import Analyzer, PrimExpr, const_int, dtype_of, substitute, variables
 
 __all__ = [
@@ -40,7 +40,7 @@ def one_scope(function: tirx.PrimFunc) -> tirx.PrimFunc:
         replaced.append((var, new))
         return new
 
-    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Var, plain)))
+    return function.with_body(structural_map(function.body, (tirx.Var, plain)))
 
 
 def paired_conditions(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -57,7 +57,7 @@ def paired_conditions(function: tirx.PrimFunc) -> tirx.PrimFunc:
         condition = tirx.And(realize.predicate, realize.predicate)
         return s_tir.SBlockRealize(list(realize.iter_values), condition, realize.block)
 
-    return function.with_body(tvm_ffi.structural_map(function.body, (s_tir.SBlockRealize, paired)))
+    return function.with_body(structural_map(function.body, (s_tir.SBlockRealize, paired)))
 
 
 def without_gathers(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -94,12 +94,12 @@ def without_gathers(function: tirx.PrimFunc) -> tirx.PrimFunc:
             nonlocal gathers
             gathers = gathers or any(loop.loop_var.same_as(var) for var in variables(select.condition))
 
-        tvm_ffi.structural_walk(loop.body, [(TensorLoad, see), (tirx.BufferStore, see), (tirx.Select, see_select)])
+        structural_walk(loop.body, [(TensorLoad, see), (tirx.BufferStore, see), (tirx.Select, see_select)])
         if not gathers:
             return loop
         return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.UNROLLED, loop.body)
 
-    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, unrolled)))
+    return function.with_body(structural_map(function.body, (tirx.For, unrolled)))
 
 
 def named_results(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -126,7 +126,7 @@ def named_results(function: tirx.PrimFunc) -> tirx.PrimFunc:
         names = [tirx.Evaluate(buffer.data) for buffer in allocated if _among(buffer, named)]
         return tirx.SeqStmt([*sequence.seq, *names]) if names else sequence
 
-    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.SeqStmt, scope)))
+    return function.with_body(structural_map(function.body, (tirx.SeqStmt, scope)))
 
 
 def without_names(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -136,7 +136,7 @@ def without_names(function: tirx.PrimFunc) -> tirx.PrimFunc:
         name = getattr(getattr(statement.value, "op", None), "name", "")
         return tirx.Evaluate(tirx.IntImm("int32", 0)) if name == "tirx.buffer_data" else statement
 
-    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Evaluate, unnamed)))
+    return function.with_body(structural_map(function.body, (tirx.Evaluate, unnamed)))
 
 
 class _Results:
@@ -157,7 +157,7 @@ class _Results:
                 count = const_int(call.args[0])
                 self.buffers += [result.source for result in call.args[2 + count : 2 + 2 * count]]
 
-        tvm_ffi.structural_walk(function.body, [(tvm.ir.Call, see_call), (tirx.BufferStore, self._stores.append)])
+        structural_walk(function.body, [(tvm.ir.Call, see_call), (tirx.BufferStore, self._stores.append)])
         while copies := [s.buffer for s in self._stores if self._is_copy(s.buffer)]:
             self.buffers += copies
 
@@ -181,7 +181,7 @@ def _among(buffer: tirx.Var, buffers: list[tirx.Var]) -> bool:
 
 def _reads(value: PrimExpr, buffer: tirx.Var) -> bool:
     loads: list[TensorLoad] = []
-    tvm_ffi.structural_walk(value, (TensorLoad, loads.append))
+    structural_walk(value, (TensorLoad, loads.append))
     return any(load.source.same_as(buffer) for load in loads)
 
 
@@ -197,7 +197,7 @@ def has_vector_gather(function: tirx.PrimFunc) -> bool:
         if value.lanes > 1 and value.bits < 32:
             found = found or not (isinstance(index, tirx.Ramp) and _is_aligned(index, value.lanes, analyzer))
 
-    tvm_ffi.structural_walk(function.body, [(TensorLoad, see), (tirx.BufferStore, see)])
+    structural_walk(function.body, [(TensorLoad, see), (tirx.BufferStore, see)])
     return found
 
 
@@ -214,7 +214,7 @@ def has_vector_without_type(function: tirx.PrimFunc) -> bool:
             value = tvm.DataType(dtype_of(node))
             found = found or (value.lanes > 4 and (value.bits == 64 or str(value).startswith("bool")))
 
-    tvm_ffi.structural_walk(function.body, (tvm.ir.Expr, see))
+    structural_walk(function.body, (tvm.ir.Expr, see))
     return found
 
 

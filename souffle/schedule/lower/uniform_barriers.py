@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_warp_sync
 from tvm.ir.expr import TensorLoad
 
 from souffle.errors import SouffleError
+from souffle.tvm_calls import structural_map, structural_walk
 from souffle.tvm_compat import Analyzer, PrimExpr, StatementVisitor, dtype_of, sequence
 
 __all__ = ["LoweringError", "Spread", "barrier_scope", "with_whole_warps"]
@@ -67,7 +67,7 @@ def with_whole_warps(name: str, body: tirx.Stmt, tid: tirx.Var, threads: int) ->
     spread = Spread(name, tid, threads)
     if _SomeWarps(spread).found(body):
         body = spread.visit(body, None)
-    return tvm_ffi.structural_map(body, (tirx.Evaluate, _written)) if "warp" in _scopes(body) else body
+    return structural_map(body, (tirx.Evaluate, _written)) if "warp" in _scopes(body) else body
 
 
 class Spread(StatementVisitor):
@@ -178,7 +178,7 @@ class Spread(StatementVisitor):
             found = found or any(part in str(getattr(call.op, "name", "")) for part in ("shfl", "activemask", "extern"))
 
         if not isinstance(node, (tirx.Var, tirx.IntImm)):
-            tvm_ffi.structural_walk(node, [(TensorLoad, see_load), (tvm.ir.Call, see_call)])
+            structural_walk(node, [(TensorLoad, see_load), (tvm.ir.Call, see_call)])
         return found
 
     def same(self, node: PrimExpr, where: str) -> PrimExpr:
@@ -214,7 +214,7 @@ class _SomeWarps:
             nonlocal seen
             seen = seen or (_scopes(node) == {"warp"} and self.spread.varies(node.condition))
 
-        tvm_ffi.structural_walk(body, [(tirx.Bind, see_bind), (tirx.IfThenElse, see_branch)])
+        structural_walk(body, [(tirx.Bind, see_bind), (tirx.IfThenElse, see_branch)])
         return seen
 
 
@@ -227,7 +227,7 @@ def _scopes(node: tirx.Stmt) -> set[str]:
         if scope is not None:
             found.add(scope)
 
-    tvm_ffi.structural_walk(node, (tvm.ir.Call, see))
+    structural_walk(node, (tvm.ir.Call, see))
     return found
 
 
@@ -262,7 +262,7 @@ def _names(node: object, variables: Sequence[tirx.Var]) -> bool:
         nonlocal found
         found = found or any(var.same_as(one) for one in variables)
 
-    tvm_ffi.structural_walk(node, (tirx.Var, see))
+    structural_walk(node, (tirx.Var, see))
     return found
 
 
@@ -275,5 +275,5 @@ def _touches(node: PrimExpr) -> bool:
         found = True
 
     if not isinstance(node, (tirx.Var, tirx.IntImm)):
-        tvm_ffi.structural_walk(node, [(TensorLoad, see), (tvm.ir.Call, see)])
+        structural_walk(node, [(TensorLoad, see), (tvm.ir.Call, see)])
     return found

@@ -18,6 +18,7 @@ from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
 from souffle.index.operations import DIVISIONS
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, collect, dtype_of, only_calculates, sequence, variables
 
 __all__ = ["with_short_indices"]
@@ -30,7 +31,7 @@ _SUMS = (tirx.Add, tirx.Sub, tirx.Mul)
 
 def with_short_indices(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """`function` with the long parts of indices ahead of the innermost unrolled loops over a thread's own arrays."""
-    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, _shortened)))
+    return function.with_body(structural_map(function.body, (tirx.For, _shortened)))
 
 
 def _shortened(loop: tirx.For) -> tirx.Stmt:
@@ -44,7 +45,7 @@ def _shortened(loop: tirx.For) -> tirx.Stmt:
     def load(node: TensorLoad) -> TensorLoad:
         return tirx.BufferLoad(node.source, [moved.index(i) for i in node.indices])
 
-    body = tvm_ffi.structural_map(loop.body, [(tirx.BufferStore, store), (TensorLoad, load)])
+    body = structural_map(loop.body, [(tirx.BufferStore, store), (TensorLoad, load)])
     if not moved.binds:
         return loop
     inner = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations)

@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import (
     Analyzer,
     PrimExpr,
@@ -145,9 +145,9 @@ def _rarer(loop: tirx.For, body: tirx.Stmt, lanes: int) -> tirx.Stmt:
     own = [one.loop_var for one in collect(body, tirx.For)] + [one.var for one in collect(body, tirx.Bind)]
     table = {one: tirx.Var(str(one.name), one.ty) for one in own}
     table[loop.loop_var] = variable * lanes if turns > 1 else tirx.IntImm(dtype_of(variable), 0)
-    renamed = tvm_ffi.structural_map(body, (tvm.ir.Var, lambda var: table.get(var, var)))
+    renamed = structural_map(body, (tvm.ir.Var, lambda var: table.get(var, var)))
     if turns == 1:
-        return tvm_ffi.structural_map(renamed, (tirx.Add, _without_zero))
+        return structural_map(renamed, (tirx.Add, _without_zero))
     return tirx.For(variable, loop.min, tirx.IntImm(dtype_of(variable), turns), tirx.ForKind.UNROLLED, renamed)
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-import tvm_ffi
 from tvm import tirx
 
 from souffle.index.operations import DIVISIONS
 from souffle.program import TE, Tensor
 from souffle.program.shared import OncePer
 from souffle.transform.handles import read
+from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import (
     PrimExpr,
     constant_term,
@@ -267,7 +267,7 @@ def _factors(indices: Sequence[PrimExpr], slots: Sequence[tirx.Var]) -> frozense
             sides.append(node.a)
 
     for index in indices:
-        tvm_ffi.structural_walk(index, ((tirx.Mul, *DIVISIONS), see))
+        structural_walk(index, ((tirx.Mul, *DIVISIONS), see))
     return frozenset(i for i, slot in enumerate(slots) if any(slot.same_as(side) for side in sides))
 
 

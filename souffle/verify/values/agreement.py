@@ -8,10 +8,10 @@ from functools import reduce
 from typing import Literal
 
 import numpy as np
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Call
 
+from souffle.tvm_calls import structural_walk
 from souffle.verify.bounds import calculated
 from souffle.verify.expressions import Undecided
 from souffle.verify.function_reader import read_function
@@ -164,7 +164,7 @@ def _compared(
 def _has_exponentials(reference: tirx.PrimFunc) -> bool:
     """Whether a definition calls ``exp``."""
     found: list[str] = []
-    tvm_ffi.structural_walk(reference.body, (Call, lambda call: found.append(operator_name(call))))
+    structural_walk(reference.body, (Call, lambda call: found.append(operator_name(call))))
     return any(function_name(name) == "exp" for name in found)
 
 
@@ -220,7 +220,7 @@ def _compares_terms(reference: tirx.PrimFunc) -> bool:
             sums = isinstance(block.body, tirx.BufferStore) and isinstance(block.body.value, (tirx.Add, tirx.Mul))
             found.append(not sums)
 
-    tvm_ffi.structural_walk(reference.body, (s_tir.SBlock, see))
+    structural_walk(reference.body, (s_tir.SBlock, see))
     return any(found)
 
 

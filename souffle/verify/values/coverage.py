@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
+from souffle.tvm_calls import structural_walk
 from souffle.verify.expressions import Undecided
 from souffle.verify.indices import bytes_of
 from souffle.verify.values.points import Numbers
@@ -60,7 +60,7 @@ class _Writes(Statements):
         self.outputs: dict[Any, np.ndarray] = {}
         declared: list[tirx.DeclBuffer] = []
         called: list[tirx.Evaluate] = []
-        tvm_ffi.structural_walk(func.body, [(tirx.DeclBuffer, declared.append), (tirx.Evaluate, called.append)])
+        structural_walk(func.body, [(tirx.DeclBuffer, declared.append), (tirx.Evaluate, called.append)])
         for node in declared:
             if isinstance(node.data, tvm.ir.Var) and node.data in tensors:
                 if bytes_of(str(node.buffer.dtype)) != bytes_of(str(node.data.ty.element_type.dtype)):
@@ -80,7 +80,7 @@ class _Writes(Statements):
                 found.append(taken.source)
 
         if isinstance(call, Call):
-            tvm_ffi.structural_walk(call, (Call, see))
+            structural_walk(call, (Call, see))
         if found:
             raise Undecided(f"a call that is given the output {found[0].name}")
 
@@ -100,7 +100,7 @@ class _Writes(Statements):
             if store.buffer in self.outputs:
                 found.append(store)
 
-        tvm_ffi.structural_walk(node, (tirx.BufferStore, see))
+        structural_walk(node, (tirx.BufferStore, see))
         return bool(found)
 
     def visit_bind(self, node: tirx.Bind) -> Statement:

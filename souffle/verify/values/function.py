@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
+from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import const_int
 from souffle.verify.expressions import Undecided
 from souffle.verify.indices import operator_name
@@ -78,7 +78,7 @@ class FunctionRun(Places):
         self.current = 0
         self.work = 0
         self.uses: Counter[Any] = Counter()
-        tvm_ffi.structural_walk(func.body, (tirx.Var, lambda variable: self.uses.update([variable])))
+        structural_walk(func.body, (tirx.Var, lambda variable: self.uses.update([variable])))
         tile, tid = func.params[:2]
         self.initial = {self.slot(tile): lanes.tile, self.slot(tid): lanes.tid}
         if len(lanes.tiles) == 1:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import tvm_ffi
 from tvm import tirx
+
+from souffle.tvm_calls import structural_walk
 
 __all__ = ["leaves_numbers"]
 
@@ -40,7 +41,7 @@ def leaves_numbers(root: Any) -> str | None:
         elif any(literal is not None and not math.isfinite(literal) for literal in (left, right)):
             found.append(f"an infinite literal is an operand of {type(node).__name__}")
 
-    tvm_ffi.structural_walk(root, (_ARITHMETIC, see))
+    structural_walk(root, (_ARITHMETIC, see))
     return found[0] if found else None
 
 

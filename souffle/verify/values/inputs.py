@@ -7,10 +7,10 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 
+from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import const_int
 from souffle.verify.values.field import P
 from souffle.verify.values.points import Literals, Numbers
@@ -75,11 +75,11 @@ def integer_ranges(reference: tirx.PrimFunc, beyond: bool) -> tuple[tuple[int, i
         for index, extent in zip(load.indices, load.source.shape):
             if not isinstance(index, (tirx.Var, tirx.IntImm)):
                 inner: list[Any] = []
-                tvm_ffi.structural_walk(index, (TensorLoad, inner.append))
+                structural_walk(index, (TensorLoad, inner.append))
                 if inner:
                     extents.append(const_int(extent))
 
-    tvm_ffi.structural_walk(reference.body, (TensorLoad, see))
+    structural_walk(reference.body, (TensorLoad, see))
     most = min(extents, default=_INTEGERS)
     return (*(((-2 * most - 2, 2 * most + 2),) if beyond else ()), (-most, most), (0, most), (0, 1))
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
+from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import same_expression, statements_of, variables
 from souffle.verify.expressions import Undecided
 from souffle.verify.values.scalars import Frame, Scalars
@@ -65,7 +65,7 @@ def at_once(loop: tirx.For, most: int) -> LoopNest | None:
         return None
     found: list[TensorLoad] = []
     calls: list[Call] = []
-    tvm_ffi.structural_walk(body, [(TensorLoad, found.append), (Call, calls.append)])
+    structural_walk(body, [(TensorLoad, found.append), (Call, calls.append)])
     if any(str(getattr(c.op, "name", "")).startswith(("tirx.call_extern", "tirx.cuda", "tirx.tvm_")) for c in calls):
         return None
     own = [load for load in found if load.source.same_as(leaf.buffer)]

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
+from souffle.tvm_calls import structural_walk
 from souffle.verify.expressions import Undecided
 from souffle.verify.indices import bytes_of, operator_name
 from souffle.verify.values.inputs import elements_of
@@ -99,7 +99,7 @@ class Places(Statements):
         def called(node: Call) -> None:
             pairs.extend(node.args[argument + 1] for argument in _PAIRS.get(operator_name(node), ()))
 
-        tvm_ffi.structural_walk(func.body, [(tirx.DeclBuffer, views.append), (Call, called)])
+        structural_walk(func.body, [(tirx.DeclBuffer, views.append), (Call, called)])
         within = {view.buffer: _named(view.data) for view in views}
 
         def memory_of(data: Any) -> Any:

@@ -13,10 +13,10 @@ from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 
+from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import dtype_of
 from souffle.verify.values.field import Field, Number, P
 
@@ -123,13 +123,13 @@ def literals_of(functions: Iterable[tirx.PrimFunc]) -> Literals:
         for side, other in ((node.a, node.b), (node.b, node.a)):
             if isinstance(side, tirx.IntImm):
                 loads: list[Any] = []
-                tvm_ffi.structural_walk(other, (TensorLoad, loads.append))
+                structural_walk(other, (TensorLoad, loads.append))
                 if loads:
                     whole.update(int(side.value) + step for step in (-1, 0, 1))
 
     kinds = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.Min, tirx.Max)
     for func in functions:
-        tvm_ffi.structural_walk(func.body, [(tirx.FloatImm, see_number), *((kind, see_comparison) for kind in kinds)])
+        structural_walk(func.body, [(tirx.FloatImm, see_number), *((kind, see_comparison) for kind in kinds)])
     return Literals(tuple(sorted(real)), tuple(sorted(whole)))
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
+from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import const_int, dtype_of
 from souffle.verify.expressions import Undecided
 from souffle.verify.indices import operator_name
@@ -307,7 +307,7 @@ class Scalars:
             if var in self.drawn:
                 found.append(var)
 
-        tvm_ffi.structural_walk(node, [(TensorLoad, found.append), (tirx.Var, see)])
+        structural_walk(node, [(TensorLoad, found.append), (tirx.Var, see)])
         return bool(found)
 
     @staticmethod

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from math import ceil, prod
 from typing import Any
 
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
@@ -27,6 +26,7 @@ from souffle.schedule.gpu.tiling.direct_tiling import DirectTiling
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, tile_operands
 from souffle.schedule.gpu.tiling.owned_steps import Mapped, OwnedStep
 from souffle.schedule.gpu.tiling.owned_tiling import OwnedTiling
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, collect, const_int, sequence
 
 __all__ = ["emit_owned"]
@@ -98,7 +98,7 @@ class _Registers:
             common = place(node.buffer)
             return node if common.same_as(node.buffer) else tirx.BufferStore(common, node.value, node.indices)
 
-        return tvm_ffi.structural_map(statement, [(TensorLoad, load), (tirx.BufferStore, store)])
+        return structural_map(statement, [(TensorLoad, load), (tirx.BufferStore, store)])
 
 
 def _elements(buffer: Any) -> int:

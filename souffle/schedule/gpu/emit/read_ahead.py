@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 from tvm.ir.expr import TensorLoad
 
 from souffle.schedule.gpu.emit.contraction_statements import all_of, local_buffer
+from souffle.tvm_calls import structural_mutate
 from souffle.tvm_compat import (
     PrimExpr,
     choice_parts,
@@ -63,7 +63,7 @@ class ReadAhead:
         def call(node: Call, mutator: Any) -> PrimExpr:
             return self._taken(node, conditions) if is_branch(node) else mutator.default_mutate(node)
 
-        return tvm_ffi.structural_mutate(value, [(TensorLoad, taken), (tirx.Select, taken), (Call, call)])
+        return structural_mutate(value, [(TensorLoad, taken), (tirx.Select, taken), (Call, call)])
 
     def _taken(self, node: PrimExpr, conditions: tuple[PrimExpr, ...]) -> PrimExpr:
         if is_choice(node):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import tvm_ffi
 from tvm import tirx
 
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, variables
 
 __all__ = ["RowQuotients", "row_quotients"]
@@ -70,7 +71,7 @@ def row_quotients(values: Sequence[PrimExpr], rows: Sequence[tirx.Var]) -> RowQu
             found.append(known)
         return (node.a * known.scale) * known.reciprocal
 
-    return RowQuotients(tuple(tvm_ffi.structural_map(value, (tirx.Div, quotient)) for value in values), tuple(found))
+    return RowQuotients(tuple(structural_map(value, (tirx.Div, quotient)) for value in values), tuple(found))
 
 
 def _number(value: float) -> PrimExpr:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
@@ -13,6 +12,7 @@ from souffle.schedule.gpu.emit.contraction_statements import Binder, guarded, lo
 from souffle.schedule.gpu.forms.contraction_expressions import Axis, substitute_axes
 from souffle.schedule.gpu.forms.matrix_product import Contraction, Store
 from souffle.schedule.gpu.forms.memory_access import has_condition_on, lanes_along, memory_step
+from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import PrimExpr, sequence, variables
 
 __all__ = ["result_lanes", "value_buffers", "write_results"]
@@ -65,7 +65,7 @@ def value_buffers(contraction: Contraction, lanes: int, kept: Collection[int] = 
 
 def _calls(value: PrimExpr) -> list[Call]:
     found: list[Call] = []
-    tvm_ffi.structural_walk(value, (Call, found.append))
+    structural_walk(value, (Call, found.append))
     return found
 
 

@@ -28,6 +28,7 @@ from souffle.schedule.gpu.forms.contraction_expressions import (
     narrow_indices,
     substitute_axes,
 )
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, buffer_loads, const_int, dtype_of, is_branch, variables
 
 __all__ = ["Block", "Element", "Fold", "Store", "fold_of", "fresh_axes", "inverted", "store_of", "term_of"]
@@ -214,7 +215,7 @@ def _with_own_chunks(
     def total(load: TensorLoad) -> PrimExpr:
         return next((fold.total for own, fold in folds if load.source.same_as(own.buffer)), load)
 
-    return tvm_ffi.structural_map(value, (TensorLoad, total)) if folds else value
+    return structural_map(value, (TensorLoad, total)) if folds else value
 
 
 def _at_one_place(
@@ -229,7 +230,7 @@ def _at_one_place(
     for place in places[1:]:
         if not all(local.can_prove_equal(a, b) for a, b in zip(places[0], place, strict=True)):
             raise NotAContraction(f"block {block.name} reads several elements of {main.name} for one of its own")
-    value = tvm_ffi.structural_map(
+    value = structural_map(
         value, (TensorLoad, lambda load: element.total if element.is_read_by(load) else load)
     )
     if any(element.is_read_by(load) for load in buffer_loads(value)):
@@ -305,7 +306,7 @@ def _with_totals(block: Block, update: PrimExpr, before: Sequence[tuple[Block, F
     def total(load: TensorLoad) -> PrimExpr:
         return next((fold.total for other, fold in before if load.source.same_as(other.buffer)), load)
 
-    return tvm_ffi.structural_map(update, (TensorLoad, total))
+    return structural_map(update, (TensorLoad, total))
 
 
 def term_of(block: Block, update: PrimExpr, total: tirx.Var) -> tuple[type, PrimExpr]:
@@ -316,7 +317,7 @@ def term_of(block: Block, update: PrimExpr, total: tirx.Var) -> tuple[type, Prim
     NotAContraction
         If it does not combine its total with one term.
     """
-    update = tvm_ffi.structural_map(
+    update = structural_map(
         update, (TensorLoad, lambda load: total if load.source.same_as(block.buffer) else load)
     )
     if not isinstance(update, tirx.Add | tirx.Max | tirx.Min | tirx.Mul) or block.initial is None:

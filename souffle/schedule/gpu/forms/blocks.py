@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
 from souffle.decision import Refused
+from souffle.tvm_calls import PlainSchedule, structural_map
 from souffle.tvm_compat import collect, const_int
 
 __all__ = [
@@ -140,7 +140,7 @@ def product(extents: Iterator[int] | Sequence[int]) -> int:
 
 def open_schedule(func: tirx.PrimFunc) -> s_tir.Schedule:
     """A schedule of `func` alone."""
-    return s_tir.Schedule(func, debug_mask="none", error_render_level="none")
+    return PlainSchedule(func)
 
 
 def block_view(sch: s_tir.Schedule, rv: object) -> BlockView:
@@ -265,6 +265,6 @@ def expression_cost(node: s_tir.SBlock) -> int:
 def index_step(access: BlockAccess, variable: tirx.Var, analyzer: Analyzer) -> int | None:
     """How far in memory, in elements, a step of `variable` moves an access; ``None`` if that is not constant."""
     flat = access.flat
-    moved = tvm_ffi.structural_map(flat, (ir.Var, lambda var: variable + 1 if var.same_as(variable) else var))
+    moved = structural_map(flat, (ir.Var, lambda var: variable + 1 if var.same_as(variable) else var))
     step = analyzer.simplify(moved - flat)
     return int(step.value) if isinstance(step, tirx.IntImm) else None

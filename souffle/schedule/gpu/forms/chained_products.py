@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from math import prod
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 
@@ -41,6 +40,7 @@ from souffle.schedule.gpu.forms.stage_blocks import Inliner, OutputBlocks, deman
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.forms.two_operands import Factored, Operand, factored_reduction
 from souffle.schedule.gpu.rule import NORMALIZES
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, variables
 
 __all__ = ["ChainedProducts", "read_chained_products"]
@@ -203,7 +203,7 @@ class _Reader:
                     return result
             return load
 
-        value = self.known.simplify(tvm_ffi.structural_map(value, (TensorLoad, result_of)))
+        value = self.known.simplify(structural_map(value, (TensorLoad, result_of)))
         self._demand_known(block, value)
         return value, inverse
 

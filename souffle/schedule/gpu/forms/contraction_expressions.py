@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Range, TensorLoad
 
 from souffle.index.operations import ARITHMETIC, COMPARISONS
 from souffle.program.ieee import with_ieee_arithmetic
+from souffle.tvm_calls import structural_map, structural_walk
 from souffle.tvm_compat import PrimExpr, cast, dtype_of, substitute, variables
 
 __all__ = [
@@ -63,7 +63,7 @@ def count_nodes(expression: PrimExpr) -> int:
         nonlocal count
         count += 1
 
-    tvm_ffi.structural_walk(expression, ((*ARITHMETIC, Call, TensorLoad, tirx.Cast, tirx.Select), see))
+    structural_walk(expression, ((*ARITHMETIC, Call, TensorLoad, tirx.Cast, tirx.Select), see))
     return count
 
 
@@ -111,4 +111,4 @@ def narrow_indices(expression: PrimExpr, analyzer: tvm.sym.Analyzer) -> PrimExpr
         return load.source[tuple(chosen)]
 
     rules = [((*ARITHMETIC, *COMPARISONS), rewrite), (tirx.Cast, recast), (TensorLoad, reload)]
-    return analyzer.simplify(with_ieee_arithmetic(tvm_ffi.structural_map(expression, rules)))
+    return analyzer.simplify(with_ieee_arithmetic(structural_map(expression, rules)))

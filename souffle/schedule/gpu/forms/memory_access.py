@@ -7,12 +7,12 @@ from math import prod
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 
 from souffle.index.operations import COMPARISONS
 from souffle.schedule.gpu.forms.contraction_expressions import Axis, depends, substitute_axes
+from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import PrimExpr, buffer_loads, const_int, dtype_of
 
 __all__ = ["aligned_lanes", "bits_of", "has_condition_on", "lanes_along", "memory_step"]
@@ -135,7 +135,7 @@ def has_condition_on(value: PrimExpr, axis: Axis) -> bool:
         nonlocal found
         found = found or depends(node, axis)
 
-    tvm_ffi.structural_walk(value, (COMPARISONS, see))
+    structural_walk(value, (COMPARISONS, see))
     return found
 
 

@@ -37,6 +37,7 @@ from souffle.schedule.gpu.forms.rows import Chain, read_rows
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.forms.term_operands import narrow_operand, separate
 from souffle.schedule.gpu.forms.two_operands import Operand
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, buffer_loads, cast, const_int, dtype_of
 
 __all__ = ["Meeting", "Sum", "find_meeting", "read_sum"]
@@ -144,7 +145,7 @@ def _same(left: PrimExpr, right: PrimExpr, analyzer: tvm.sym.Analyzer) -> bool:
         def reload(load: TensorLoad) -> TensorLoad:
             return load.source[tuple(analyzer.simplify(index) for index in load.indices)]
 
-        return analyzer.simplify(tvm_ffi.structural_map(expression, (TensorLoad, reload)))
+        return analyzer.simplify(structural_map(expression, (TensorLoad, reload)))
 
     return bool(tvm_ffi.structural_equal(simple(left), simple(right), map_free_vars=False))
 
@@ -295,6 +296,6 @@ def _store(
     def read(load: TensorLoad) -> PrimExpr:
         return finished(load) if same_buffer(load.source, buffer) else load
 
-    value = tvm_ffi.structural_map(store.value, (TensorLoad, read))
+    value = structural_map(store.value, (TensorLoad, read))
     indices = tuple(narrow_indices(substitute_axes(i, place), analyzer) for i in store.indices)
     return Store(store.buffer, indices, narrow_indices(substitute_axes(value, place), analyzer), None)

@@ -36,6 +36,7 @@ from souffle.schedule.gpu.forms.contraction_expressions import (
     narrow_indices,
     substitute_axes,
 )
+from souffle.tvm_calls import structural_map, structural_walk
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, variables
 
 __all__ = ["NO_ROW_VALUES", "Chunks", "RowTotal", "RowValue", "RowValues", "replaced_parts"]
@@ -191,7 +192,7 @@ class _Finder:
             if "float" in dtype_of(part) and self._reads(part) and self._of_row(part):
                 found.append(part)
 
-        tvm_ffi.structural_walk(expression, (_PARTS, see))
+        structural_walk(expression, (_PARTS, see))
         return found
 
     def value(self, part: PrimExpr) -> tirx.Var:
@@ -231,7 +232,7 @@ class _Finder:
             known = self._known_total(load)
             return load if known is None else known
 
-        return tvm_ffi.structural_map(expression, (TensorLoad, total))
+        return structural_map(expression, (TensorLoad, total))
 
     def _known_total(self, load: TensorLoad) -> tirx.Var | None:
         return next((var for known, var in self._known if tvm_ffi.structural_equal(known, load)), None)
@@ -267,7 +268,7 @@ def _chunks_of(inner: Sequence[Axis], expressions: Sequence[PrimExpr]) -> Chunks
             sizes.add(int(node.b.value))
 
     for expression in expressions:
-        tvm_ffi.structural_walk(expression, (tirx.FloorDiv, see))
+        structural_walk(expression, (tirx.FloorDiv, see))
     if len(sizes) != 1 or inner[0].extent % min(sizes):
         return None
     size = sizes.pop()
@@ -287,4 +288,4 @@ def replaced_parts(expression: PrimExpr, part: PrimExpr, var: tirx.Var) -> PrimE
         return var if tvm_ffi.structural_equal(node, part) else node
 
     rule: tuple[type, Callable[[PrimExpr], PrimExpr]] = (type(part), replace)
-    return tvm_ffi.structural_map(expression, rule)
+    return structural_map(expression, rule)

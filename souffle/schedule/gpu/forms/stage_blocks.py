@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 
 from souffle.schedule.gpu.forms.behind_contraction import Block
 from souffle.schedule.gpu.forms.contraction_expressions import Axis, NotAContraction, count_nodes, substitute_axes
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, buffer_loads, const_int, statements_of
 
 __all__ = ["Inliner", "OutputBlocks", "demand_own_axes", "reads_block", "stage_blocks"]
@@ -75,7 +75,7 @@ class Inliner:
                     return substitute_axes(value, mapping)
             return load
 
-        result = tvm_ffi.structural_map(expression, (TensorLoad, inline))
+        result = structural_map(expression, (TensorLoad, inline))
         if count_nodes(result) > _MAX_EXPRESSION_NODES:
             raise NotAContraction("substituting the blocks around the reduction makes its expression too long")
         return result

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import gcd
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
@@ -21,6 +20,7 @@ from souffle.schedule.gpu.forms.contraction_expressions import (
     substitute_axes,
 )
 from souffle.schedule.gpu.forms.memory_access import memory_step
+from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, is_branch, variables
 
 __all__ = ["TermSplit", "narrow_operand", "separate", "split_term", "straighten"]
@@ -178,7 +178,7 @@ def _split_points(expressions: Sequence[PrimExpr], axis: Axis) -> list[int]:
             bounds = gcd(bounds, value + (1 if isinstance(node, tirx.LE | tirx.GT) else 0))
 
     for expression in expressions:
-        tvm_ffi.structural_walk(expression, ((*DIVISIONS, *COMPARISONS), see))
+        structural_walk(expression, ((*DIVISIONS, *COMPARISONS), see))
     found.add(gcd(bounds, axis.extent))
     return sorted(c for c in found if 1 < c < axis.extent and axis.extent % c == 0)
 

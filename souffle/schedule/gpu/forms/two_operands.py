@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 
@@ -17,6 +16,7 @@ from souffle.schedule.gpu.forms.contraction_expressions import (
     substitute_axes,
 )
 from souffle.schedule.gpu.forms.term_operands import narrow_operand, separate, split_term, straighten
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, cast, dtype_of
 
 __all__ = ["Factored", "Operand", "factored_reduction"]
@@ -70,7 +70,7 @@ def factored_reduction(main: Block, update: PrimExpr) -> Factored:
     mapping, axes = fresh_axes(main.spatial)
     reduce_mapping, inner = fresh_axes(main.reduction)
     total = tirx.Var("total", dtype_of(main.value))
-    update = tvm_ffi.structural_map(
+    update = structural_map(
         update, (TensorLoad, lambda load: total if load.source.same_as(main.buffer) else load)
     )
     update = narrow_indices(substitute_axes(update, {**mapping, **reduce_mapping}), bounded([*axes, *inner]))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
 from souffle.schedule.gpu.forms.blocks import BlockView, block_views, product
 from souffle.schedule.gpu.forms.elementwise_blocks import ElementwiseBlocks, read_elementwise
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Knob, Rule, Sketch, Values
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import choice_parts, collect, const_int, is_choice, variables
 
 __all__ = ["ELEMENTWISE"]
@@ -113,7 +113,7 @@ def _aligned(view: BlockView, vector: int) -> bool:
         places = []
         for lane in range(vector):
             place = group * vector + lane
-            places.append(tvm_ffi.structural_map(flat, (ir.Var, lambda v, p=place: p if v.same_as(last) else v)))
+            places.append(structural_map(flat, (ir.Var, lambda v, p=place: p if v.same_as(last) else v)))
         steps = [analyzer.simplify(place - places[0]) for place in places[1:]]
         if all(isinstance(step, tirx.IntImm) and step.value == 0 for step in steps):
             continue

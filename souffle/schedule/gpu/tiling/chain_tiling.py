@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 import numpy as np
-import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, TensorLoad
 
@@ -35,6 +34,7 @@ from souffle.schedule.gpu.tiling.mma_figures import (
 )
 from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling
 from souffle.schedule.gpu.tiling.operand_source import OperandSource, operand_source
+from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import PrimExpr, dtype_of
 
 __all__ = ["ChainSources", "ChainTiling", "assumed_sources", "chain_knobs", "choose_chain", "tile_sources"]
@@ -387,7 +387,7 @@ def _of_value(value: PrimExpr) -> float:
         if "float" in dtype_of(node):
             total += _FUNCTION_INSTRUCTIONS if isinstance(node, Call) else 1.0
 
-    tvm_ffi.structural_walk(value, ((*ARITHMETIC, Call, TensorLoad, tirx.Cast, tirx.Select), see))
+    structural_walk(value, ((*ARITHMETIC, Call, TensorLoad, tirx.Cast, tirx.Select), see))
     return total
 
 

@@ -13,7 +13,6 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-import tvm_ffi
 from tvm import DataType, ir, s_tir, tirx
 from tvm.ir import TensorLoad
 
@@ -32,6 +31,7 @@ from souffle.schedule.gpu.forms.stage_blocks import Inliner
 from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import MULTIPLIES
 from souffle.schedule.gpu.tiling.direct_tiling import SumPlan, read_tile_plan
+from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, buffer_loads, sequence, structural_digest
 
 __all__ = ["Mapped", "OwnedStep", "OwnedTile", "StepGroup", "cut_tile", "kept_bytes"]
@@ -275,7 +275,7 @@ class _Cutter:
                     return buffer[tuple(indices)]
             return load
 
-        return tvm_ffi.structural_map(block.value, (TensorLoad, local))
+        return structural_map(block.value, (TensorLoad, local))
 
     def _mapped(self, blocks: Sequence[Block]) -> Mapped | Refused:
         """A block without reduction, with those before it that it computes where it reads them."""
