@@ -1,7 +1,7 @@
 """``target="cpu"`` beside ONNX Runtime: ``python -m benchmarks.host_speed [--files FOLDER] [--out FILE.json]``.
 
 The paper's six models and, with ``--files``, ONNX files such as those of ``benchmarks.host_networks``; with one thread
-and with all cores, each row in a process of its own by ``souffle.bench``: outputs compared first, then runs in turn.
+and with all cores, each row in a process of its own, as ``souffle bench`` measures: outputs compared first, then runs in turn.
 Goes on where the file stops. ``--calls`` times instead what a call costs of networks with nearly nothing to compute.
 """
 
@@ -28,12 +28,19 @@ from onnx import TensorProto, helper, numpy_helper
 import souffle
 from benchmarks.record import kept_results, save_results
 from souffle import models
+from souffle.benchmark.measure import machine_name, measure
+from souffle.benchmark.peer import Setting
+from souffle.benchmark.registry import peer_named
+from souffle.benchmark.report import BenchmarkReport
+from souffle.benchmark.threads import on_cores
 from souffle.cli.output import format_table
 from souffle.parallel import physical_cores
+from souffle.reference import onnxruntime_outputs
+from souffle.runtime.comparison import random_inputs
 
 _LARGE = ("bert", "resnext", "swin", "vit")
 """Runs of these take a good part of a second: fewer of them are made."""
-_RUNS, _FEW_RUNS = 40, 9
+_RUNS, _FEW_RUNS = 40, 5
 _KEY = ("model", "batch", "threads")
 
 
@@ -49,24 +56,37 @@ def _rows(files: Path | None, threads: list[int]) -> Iterator[dict[str, Any]]:
 def _measured(row: dict[str, Any], against: list[str]) -> dict[str, Any]:
     """One row, in this process."""
     model = row["file"] or models.build(row["model"], "paper")
-    runs = _FEW_RUNS if row["model"].startswith(_LARGE) else _RUNS
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    begin = time.perf_counter()
-    network = souffle.compile(model, target="cpu")
-    compiled = time.perf_counter() - begin
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with tempfile.TemporaryDirectory() as folder:
-        network.save(Path(folder) / "network.souffle")
-        size = (Path(folder) / "network.souffle").stat().st_size
-    del network
+    large = row["model"].startswith(_LARGE)
     precision = "mixed" if row["model"].endswith("fp16") else "fp32"
-    report = souffle.bench(
-        model, against=against, threads=row["threads"], target="cpu", runs=runs, warmup=3, precision=precision
-    )
+    with on_cores(row["threads"]):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        begin = time.perf_counter()
+        network = souffle.compile(model, target="cpu")
+        compiled = time.perf_counter() - begin
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with tempfile.TemporaryDirectory() as folder:
+            network.save(Path(folder) / "network.souffle")
+            size = (Path(folder) / "network.souffle").stat().st_size
+        values = random_inputs(network.signature.inputs, 0)
+        proto = onnx.load(model) if isinstance(model, str) else model
+        report = BenchmarkReport(
+            row["model"], machine_name("cpu"), Setting("cpu", row["threads"], precision), "V4", "ONNX Runtime", 0, 0
+        )
+        report.runs, report.warmup = (_FEW_RUNS, 1) if large else (_RUNS, 3)
+        measure(
+            proto,
+            network,
+            [peer_named(name) for name in against],
+            report,
+            inputs=values,
+            expected=onnxruntime_outputs(proto, values),
+            seconds=300.0,
+            prepared=compiled,
+        )
     ours = next(each for each in report.rows if each.name == "souffle")
     return {
-        "compile_seconds": round(compiled, 2),
-        "file_mb": round(size / 1e6, 2),
+        "compile_seconds": round(compiled, 1),
+        "file_mb": round(size / 1e6, 1),
         "peak_mb": round((peak - before) / 1e3),
         "ok": bool(ours.passed),
         "error": ours.error,
