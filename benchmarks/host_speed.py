@@ -1,8 +1,9 @@
 """``target="cpu"`` beside ONNX Runtime: ``python -m benchmarks.host_speed [--files FOLDER] [--out FILE.json]``.
 
 The paper's six models and, with ``--files``, ONNX files such as those of ``benchmarks.host_networks``; with one thread
-and with all cores, each row in a process of its own, as ``souffle bench`` measures: outputs compared first, then runs in turn.
-Goes on where the file stops. ``--calls`` times instead what a call costs of networks with nearly nothing to compute.
+and with all cores, each row in a process of its own, as ``souffle bench`` measures: outputs compared first, then runs
+in turn. Goes on where the file stops. ``--calls`` times instead what a call of a network with nearly nothing to compute
+costs.
 """
 
 from __future__ import annotations

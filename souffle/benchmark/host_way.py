@@ -17,8 +17,9 @@ _TIMES_THE_CACHE = 2
 """Bytes that are written to overwrite the last cache, over its size: it may replace some of its own first."""
 _UNKNOWN_CACHE_BYTES = 64 << 20
 """What is taken for the size of the last cache where the system does not say it."""
-_STEP_SECONDS = 0.001
-_MOST_STEPS = 200
+_STEP_SECONDS = 0.015
+"""Longer than a tick of the system's clock, which is when it counts the time of threads that run elsewhere."""
+_MOST_STEPS = 20
 _IDLE = 0.1
 """A step in which the process's threads took less than this share of it is one in which they sleep."""
 
