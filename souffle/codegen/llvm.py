@@ -74,11 +74,17 @@ def assemble_host(
     symbols: dict[tuple[str, tuple[int, ...]], str] = {}
     functions: dict[str, tirx.PrimFunc] = {}
     held: dict[str, tuple[int, ...]] = {}
+    members: dict[str, tuple[str, ...]] = {}
+    called: list[str] = []
     for stage in stages:
-        key = _key(stage, program)
+        # Stages are one function where its text is one, and the same of its inputs are constants.
+        constant = tuple(i for i, tensor in enumerate(stage.inputs) if tensor in program.constants)
+        key = stage.draft.digest, constant
         if key not in symbols:
             name = f"stage{len(symbols)}_{re.sub(r'[^0-9A-Za-z_]+', '_', stage.name)[-40:].strip('_')}"
-            symbols[key], functions[name], held[name] = name, stage.draft.func, key[1]
+            symbols[key], functions[name], held[name] = name, stage.draft.func, constant
+            members[name] = tuple(te.name for te in stage.tes)
+        called.append(symbols[key])
     progress(f"LLVM: {len(functions)} functions for {len(stages)} stages")
     unscheduled: list[tuple[str, str]] = []
     scheduled: dict[str, ScheduledFunction] = {}
@@ -105,7 +111,7 @@ def assemble_host(
     buffers, index, workspace = place_buffers(program, first, last)
     names = list(functions)
     constants = _Constants(program, buffers, index)
-    arguments = [constants.arguments(stage, scheduled[symbols[_key(stage, program)]]) for stage in stages]
+    arguments = [constants.arguments(stage, scheduled[name]) for stage, name in zip(stages, called, strict=True)]
     buffers, values, places = constants.kept(arguments)
     return Plan(
         name=program.name,
@@ -113,30 +119,19 @@ def assemble_host(
         buffers=buffers,
         constants=values,
         modules=(CudaModule("", image),),
-        kernels=tuple(Kernel(n, 0, 1, 1, 0, 0, None, (n,), _members(n, stages, symbols, program)) for n in names),
+        kernels=tuple(Kernel(n, 0, 1, 1, 0, 0, None, (n,), members[n]) for n in names),
         launches=tuple(
             Launch(
-                names.index(symbols[_key(stage, program)]),
+                names.index(name),
                 tuple(places[i] for i in given),
                 tuple(te.name for te in stage.tes),
                 *traffic([stage], analysis),
             )
-            for stage, given in zip(stages, arguments, strict=True)
+            for stage, name, given in zip(stages, called, arguments, strict=True)
         ),
         workspace_bytes=workspace,
         decisions=tuple(decisions),
     )
-
-
-def _key(stage: Stage, program: TEProgram) -> tuple[str, tuple[int, ...]]:
-    """What stages that are one function have in common: its text, and which of its inputs are constants."""
-    return stage.draft.digest, tuple(i for i, tensor in enumerate(stage.inputs) if tensor in program.constants)
-
-
-def _members(
-    name: str, stages: Sequence[Stage], symbols: dict[tuple[str, tuple[int, ...]], str], program: TEProgram
-) -> tuple[str, ...]:
-    return next(tuple(te.name for te in s.tes) for s in stages if symbols[_key(s, program)] == name)
 
 
 class _Constants:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import tvm
 import tvm_ffi
-from tvm import DataType, sym, tirx
+from tvm import DataType, tirx
 from tvm.ir.expr import TensorLoad
 from tvm.tirx import ForKind
 
@@ -18,6 +17,7 @@ from souffle.schedule.cpu.loop_emission import pieces, serial, whole_vector
 from souffle.schedule.cpu.nest import (
     Axis,
     Nest,
+    analyzer_of,
     distinct,
     guarded_loads,
     loop,
@@ -125,9 +125,7 @@ def _read_beyond(nest: Nest, column: Axis, beyond: int) -> list[tuple[Any, int]]
 
     ``None`` where something else depends on the column, or a read is not at a multiple of it.
     """
-    analyzer = sym.Analyzer()
-    for axis in (*nest.spatial, *nest.reduce):
-        analyzer.bind(axis.var, tvm.ir.Range(tirx.const(0, axis.dtype), tirx.const(axis.extent, axis.dtype)))
+    analyzer = analyzer_of(nest.axes)
     value = known_combiner(nest).value
     if guarded_loads(value) or uses(map_buffer_loads(value, lambda load: tirx.const(0, dtype_of(load))), [column]):
         return None

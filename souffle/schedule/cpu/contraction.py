@@ -16,7 +16,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.tirx import ForKind
 
 from souffle.schedule.cpu.contraction_form import CpuContraction
-from souffle.schedule.cpu.contraction_tiling import CpuTiling, product_cycles, reads_in_vectors, rows_in_line, tiling_of
+from souffle.schedule.cpu.contraction_tiling import CpuTiling, product_cycles, product_tiling, reads_in_vectors
 from souffle.schedule.cpu.host import Machine
 from souffle.schedule.cpu.loop_emission import pieces
 from souffle.schedule.cpu.nest import (
@@ -75,11 +75,7 @@ def materialized_rows(form: CpuContraction) -> tuple[Nest, CpuContraction] | Non
 
 def emit_contraction(form: CpuContraction, machine: Machine) -> tirx.Stmt:
     """The loops of a contraction, a parallel one outermost."""
-    dtype = str(form.nest.body.buffer.dtype)
-    lanes = machine.lanes(dtype) if form.dot is None else form.dot.lanes
-    vectors = None if form.panels is None else int(form.panels.shape[-1]) // lanes
-    run = rows_in_line(form) if len(form.rows) > 1 and form.panels is not None else form.height
-    tiling = tiling_of(form.height, form.width, lanes, machine.vector_registers, vectors=vectors, run=run)
+    tiling = product_tiling(form, machine, packed=form.panels is not None)
     batches = form.batches
     panels = -(-form.width // tiling.width)
     tiles = form.height // tiling.rows

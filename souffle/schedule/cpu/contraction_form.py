@@ -146,7 +146,7 @@ def known_combiner(nest: Nest) -> Combiner:
 
 def without_units(nest: Nest) -> Nest:
     """The nest without loops of extent 1."""
-    units = [axis for axis in (*nest.spatial, *nest.reduce) if axis.extent == 1]
+    units = [axis for axis in nest.axes if axis.extent == 1]
     return nest.bind({axis.var: tirx.const(0, axis.dtype) for axis in units}) if units else nest
 
 
@@ -250,7 +250,7 @@ def _suffix(spatial: Sequence[Axis], private: Sequence[Axis]) -> tuple[Axis, ...
 def _readable_in_place(side: Side, columns: Sequence[Axis], nest: Nest) -> bool:
     if not columns or columns[-1].extent < 8:
         return False
-    axes = (*nest.spatial, *nest.reduce)
+    axes = nest.axes
     return all(
         stride_along(load, columns[-1], axes) in (1, 2)
         for load in buffer_loads(side.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -20,7 +19,15 @@ from souffle.schedule.cpu.nest import (
 from souffle.schedule.cpu.reduction import reduces_along_memory
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of
 
-__all__ = ["CpuTiling", "panel_vectors", "product_cycles", "reads_in_vectors", "reduction_cycles", "tiling_of"]
+__all__ = [
+    "CpuTiling",
+    "panel_vectors",
+    "product_cycles",
+    "product_tiling",
+    "reads_in_vectors",
+    "reduction_cycles",
+    "tiling_of",
+]
 
 _MOST_ROWS = 10
 """Rows are read side by side, and where they lie powers of two apart, more of them push each other out of a cache of
@@ -117,9 +124,22 @@ def _steps(rows: int, vectors: int) -> float:
     return max(rows * vectors, 0.6 * (rows + vectors), _LATENCY) + _STEP
 
 
-def rows_in_line(form: CpuContraction) -> int:
-    """How many rows lie in one run: those of the last axis."""
-    return form.rows[-1].extent if form.rows else 1
+def product_tiling(form: CpuContraction, machine: Machine, *, packed: bool) -> CpuTiling:
+    """The micro-kernel of a contraction.
+
+    Parameters
+    ----------
+    form : CpuContraction
+    machine : Machine
+    packed : bool
+        Whether the columns are packed already.
+    """
+    lanes = machine.lanes(str(form.nest.body.buffer.dtype)) if form.dot is None else form.dot.lanes
+    registers = machine.vector_registers
+    vectors = panel_vectors(form.width, lanes, registers) if packed else None
+    # Where rows have several axes, those of the last one lie in one run.
+    run = form.rows[-1].extent if len(form.rows) > 1 else form.height
+    return tiling_of(form.height, form.width, lanes, registers, vectors=vectors, run=run)
 
 
 def product_cycles(form: CpuContraction, machine: Machine, *, packed: bool) -> float:
@@ -132,11 +152,8 @@ def product_cycles(form: CpuContraction, machine: Machine, *, packed: bool) -> f
     packed : bool
         Whether the columns are packed already.
     """
-    lanes = machine.lanes(str(form.nest.body.buffer.dtype))
-    columns = -(-form.width // lanes)
-    run = rows_in_line(form) if len(form.rows) > 1 else form.height
-    vectors = panel_vectors(form.width, lanes, machine.vector_registers) if packed else None
-    tiling = tiling_of(form.height, form.width, lanes, machine.vector_registers, vectors=vectors, run=run)
+    tiling = product_tiling(form, machine, packed=packed)
+    columns = -(-form.width // tiling.lanes)
     cycles = form.steps * _cycles(form.height, form.width, tiling)
     if not packed:
         cycles *= _UNPACKED
@@ -156,7 +173,7 @@ def reduction_cycles(form: CpuContraction, machine: Machine) -> float:
 
 def reads_in_vectors(form: CpuContraction) -> bool:
     """Whether the columns, counted together, follow each other in memory."""
-    axes = (*form.nest.spatial, *form.nest.reduce)
+    axes = form.nest.axes
     inner = form.columns[-1]
     loads = [load for load in buffer_loads(form.vector.value) if uses(load, [inner])]
     vectors = all(stride_along(load, inner, axes) == 1 for load in loads)
@@ -165,7 +182,7 @@ def reads_in_vectors(form: CpuContraction) -> bool:
 
 def _columns_are_contiguous(form: CpuContraction) -> bool:
     """Whether the columns, counted together, are read with stride 1 throughout."""
-    axes = (*form.nest.spatial, *form.nest.reduce)
+    axes = form.nest.axes
     for load in buffer_loads(form.vector.value):
         expected = 1
         for axis in reversed(form.columns):
@@ -184,9 +201,5 @@ def _stores_in_vectors(form: CpuContraction) -> bool:
     store = form.nest.body if form.nest.epilogue is None else form.nest.epilogue
     inner = form.columns[-1]
     position = flat_index(store.buffer, list(store.indices))
-    step = simplify(replace_variables(position, {inner.var: inner.var + 1}) - position, _axes(form))
+    step = simplify(replace_variables(position, {inner.var: inner.var + 1}) - position, form.nest.axes)
     return isinstance(step, tirx.IntImm) and int(step.value) == 1
-
-
-def _axes(form: CpuContraction) -> Iterable:
-    return (*form.nest.spatial, *form.nest.reduce)

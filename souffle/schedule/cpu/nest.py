@@ -24,6 +24,7 @@ __all__ = [
     "Axis",
     "Nest",
     "ParsedFunction",
+    "analyzer_of",
     "as_index",
     "decode",
     "distinct",
@@ -38,6 +39,7 @@ __all__ = [
     "simplify",
     "stride_along",
     "uses",
+    "without_casts",
 ]
 
 _SPATIAL, _REDUCE = 0, 2
@@ -81,6 +83,11 @@ class Nest:
     init: tirx.Stmt | None
     body: tirx.Stmt
     epilogue: tirx.BufferStore | None = None
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """All loops: the data-parallel ones, then those of the reduction."""
+        return (*self.spatial, *self.reduce)
 
     @property
     def single(self) -> bool:
@@ -242,12 +249,24 @@ def shape_of(buffer: Any) -> tuple[int, ...]:
     return tuple(int(extent) for extent in buffer.shape)
 
 
-def simplify(expression: PrimExpr, axes: Iterable[Axis] = ()) -> PrimExpr:
-    """`expression` simplified, knowing the ranges of `axes`."""
+def analyzer_of(axes: Iterable[Axis]) -> sym.Analyzer:
+    """TVM's analyzer, knowing the ranges of `axes`."""
     analyzer = sym.Analyzer()
     for axis in axes:
         analyzer.bind(axis.var, tvm.ir.Range(tirx.const(0, axis.dtype), tirx.const(axis.extent, axis.dtype)))
-    return analyzer.simplify(expression)
+    return analyzer
+
+
+def simplify(expression: PrimExpr, axes: Iterable[Axis] = ()) -> PrimExpr:
+    """`expression` simplified, knowing the ranges of `axes`."""
+    return analyzer_of(axes).simplify(expression)
+
+
+def without_casts(expression: PrimExpr) -> PrimExpr:
+    """What conversions from type to type are made of."""
+    while isinstance(expression, tirx.Cast):
+        expression = expression.value
+    return expression
 
 
 def flat_index(buffer: Any, indices: Sequence[PrimExpr]) -> PrimExpr:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
-from tvm.tirx import Cast, IntImm
+from tvm.tirx import IntImm
 
 from souffle.schedule.cpu.contraction_form import CpuContraction, contraction_of, contractions_of
 from souffle.schedule.cpu.contraction_tiling import panel_vectors, product_cycles, reduction_cycles
@@ -28,6 +28,7 @@ from souffle.schedule.cpu.nest import (
     simplify,
     stride_along,
     uses,
+    without_casts,
 )
 from souffle.tvm_compat import PrimExpr, buffer_loads
 
@@ -136,12 +137,10 @@ def with_packed_constant(
 
 def _layout_of(form: CpuContraction, load: TensorLoad, machine: Machine) -> PackedLayout | None:
     """The layout of what a form reads along vectors; ``None`` where it is no element at a sum of multiples of loops."""
-    value = form.vector.value
-    while isinstance(value, Cast):
-        value = value.value
+    value = without_casts(form.vector.value)
     if not isinstance(value, TensorLoad) or not form.nest.body.buffer.dtype.startswith("float"):
         return None
-    axes = (*form.nest.spatial, *form.nest.reduce)
+    axes = form.nest.axes
     if any(buffer_loads(index) for index in load.indices):
         return None
     zeros: dict[tirx.Var, PrimExpr] = {axis.var: tirx.const(0, axis.dtype) for axis in axes}

@@ -38,7 +38,7 @@ def reduces_along_memory(nest: Nest) -> bool:
     combiner = combiner_of(nest)
     if combiner is None:
         return False
-    axes = (*nest.spatial, *nest.reduce)
+    axes = nest.axes
     inner = nest.reduce[-1]
     last = nest.spatial[-1] if nest.spatial else None
     moving = [load for load in buffer_loads(combiner.value) if uses(load, [inner])]

@@ -241,7 +241,7 @@ def _emit_group(group: Sequence[Nest], depth: int, machine: Machine) -> tirx.Stm
 
 
 def _index_type(group: Sequence[Nest]) -> str:
-    axes = [axis for nest in group for axis in (*nest.spatial, *nest.reduce)]
+    axes = [axis for nest in group for axis in nest.axes]
     return "int64" if any(axis.dtype == "int64" for axis in axes) else "int32"
 
 

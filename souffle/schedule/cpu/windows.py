@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import tvm
 import tvm_ffi
-from tvm import sym, tirx
+from tvm import tirx
 from tvm.ir.expr import TensorLoad
 from tvm.tirx import Mul
 
 from souffle.index.operations import COMPARISONS
 from souffle.schedule.cpu.contraction_form import combiner_of
-from souffle.schedule.cpu.nest import Axis, Nest, product, simplify, uses
+from souffle.schedule.cpu.nest import Axis, Nest, analyzer_of, product, simplify, uses
 from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of
 
@@ -58,7 +57,7 @@ def hoist_windows(items: Sequence[Nest | tirx.Stmt]) -> list[Nest | tirx.Stmt]:
 
 def _hoist(nest: Nest, factor: PrimExpr) -> tuple[Nest, Nest] | None:
     loads = buffer_loads(factor)
-    axes = (*nest.spatial, *nest.reduce)
+    axes = nest.axes
     if isinstance(factor, TensorLoad) or not loads or len(uses(factor, nest.reduce)) == 0:
         return None
     if all(any(index.same_as(a.var) for a in axes) or not uses(index, axes) for v in loads for index in v.indices):
@@ -96,15 +95,8 @@ def _reads_own(expression: PrimExpr, body: tirx.BufferStore) -> bool:
     return isinstance(expression, TensorLoad) and expression.source.same_as(body.buffer)
 
 
-def _analyzer(axes: Sequence[Axis]) -> sym.Analyzer:
-    analyzer = sym.Analyzer()
-    for axis in axes:
-        analyzer.bind(axis.var, tvm.ir.Range(tirx.const(0, axis.dtype), tirx.const(axis.extent, axis.dtype)))
-    return analyzer
-
-
 def _positions(loads: Sequence[TensorLoad], axes: Sequence[Axis]) -> list[_Position] | None:
-    analyzer = _analyzer(axes)
+    analyzer = analyzer_of(axes)
     found: list[_Position] = []
     for load in loads:
         if any(buffer_loads(index) for index in load.indices):

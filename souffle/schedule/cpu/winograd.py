@@ -34,6 +34,7 @@ from souffle.schedule.cpu.nest import (
     product,
     replace_variables,
     stride_along,
+    without_casts,
 )
 from souffle.schedule.cpu.packed_constants import PackedLayout
 from souffle.schedule.cpu.sharing import kind_of_loop
@@ -47,8 +48,6 @@ _ELEMENT = 2.0
 _VECTOR_OF_CACHE = 2.0
 _BLOCK_BYTES = 3 << 18
 """Of tiles before and after the products: less than the second-level cache of today's cores."""
-_BEFORE, _AFTER = 80, 120
-"""Operations on a vector of channels or filters of a tile: what is divided among threads is counted by them."""
 _Matrix = tuple[tuple[float, ...], ...]
 
 
@@ -178,12 +177,10 @@ def by_winograd(form: CpuContraction, layout: PackedLayout, machine: Machine) ->
 
 
 def _window_of(form: CpuContraction) -> _Window | None:
-    load = form.scalar.value
-    while isinstance(load, tirx.Cast):
-        load = load.value
+    load = without_casts(form.scalar.value)
     if not isinstance(load, TensorLoad) or form.batch or len(form.columns) != 1 or len(form.rows) < 2:
         return None
-    axes = (*form.nest.spatial, *form.nest.reduce)
+    axes = form.nest.axes
     strides = {id(axis): stride_along(load, axis, axes) for axis in axes}
     if len(form.nest.reduce) != 3 or any(strides[id(axis)] is None for axis in axes):
         return None
@@ -232,15 +229,27 @@ class _Convolution:
         window, points = self.window, self._filtering.points
         _, rows, columns, channels = (int(extent) for extent in self._data.shape)
         filters = window.filters.extent
-        terms = sum(1 for row in self._filtering.data for factor in row if factor)
-        ends = sum(1 for row in self._filtering.results for factor in row if factor)
         copied = self._images * rows * columns * channels * _ELEMENT
-        before = self._tiles * channels / self._lanes * (2 * points * terms + 2 * points**2)
-        after = self._tiles * filters / self._lanes * ((points + self._filtering.size) * ends + points**2)
+        before = self._tiles * channels / self._lanes * self._operations_before
+        after = self._tiles * filters / self._lanes * self._operations_after
         moved = 2 * points**2 * self._tiles * (channels + filters) / self._lanes * _VECTOR_OF_CACHE
         stored = self._images * window.y.extent * window.x.extent * filters * _ELEMENT
         multiplied = product_cycles(self._multiplied, self._machine, packed=True)
         return self._blocks * (multiplied + before + after + moved) + copied + stored
+
+    @property
+    def _operations_before(self) -> int:
+        """On a vector of channels of a tile."""
+        points = self._filtering.points
+        terms = sum(1 for row in self._filtering.data for factor in row if factor)
+        return 2 * points * terms + 2 * points**2
+
+    @property
+    def _operations_after(self) -> int:
+        """On a vector of filters of a tile."""
+        points = self._filtering.points
+        terms = sum(1 for row in self._filtering.results for factor in row if factor)
+        return (points + self._filtering.size) * terms + points**2
 
     @property
     def steps(self) -> tuple[tuple[Nest | tirx.Stmt, CpuContraction | None], ...]:
@@ -322,7 +331,7 @@ class _Convolution:
 
             return self._both_sides(matrix, points, element, store, width)
 
-        return self._over_tiles(self.window.channel.extent, _BEFORE, work)
+        return self._over_tiles(self.window.channel.extent, self._operations_before, work)
 
     def _results(self, first: PrimExpr) -> tirx.Stmt:
         """A' M A of a block's tiles, stored through the convolution's epilogue."""
@@ -367,7 +376,7 @@ class _Convolution:
                     statements.append(stored)
             return sequence(*statements)
 
-        return self._over_tiles(window.filters.extent, _AFTER, work)
+        return self._over_tiles(window.filters.extent, self._operations_after, work)
 
     def _tile(self, tile: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
         """The image of a tile, and its row and column there."""

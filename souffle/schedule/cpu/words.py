@@ -174,7 +174,7 @@ def _fitting(dot: WordDot, scalar: tuple[int, int], vector: tuple[int, int]) -> 
 
 def _word_axis(form: CpuContraction, numbers: int) -> Axis | None:
     """The axis along which neighbours make a word: one that a word divides, contiguous in memory if there is one."""
-    axes = (*form.nest.spatial, *form.nest.reduce)
+    axes = form.nest.axes
     whole = [axis for axis in form.nest.reduce if axis.extent % numbers == 0]
 
     def contiguous(axis: Axis) -> bool:
