@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 import pytest
@@ -35,6 +35,9 @@ TILINGS = {
     "two_of_a_batch_in_a_tile": (5, 8, 8, 33, 4, 2, 2, 4, 4, 8, 2, 2),
     "one_row_a_slice": (1, 9, 8, 96, 8, 4, 2, 2, 2, 8, 2, 2),
     "a_sum_shorter_than_a_tile": (1, 16, 16, 9, 4, 4, 4, 4, 4, 8, 1, 2),
+    "threes": (1, 29, 50, 67, 4, 4, 6, 3, 1, 8, 2, 2),
+    "three_rows_a_slice": (1, 32, 48, 40, 2, 4, 12, 4, 4, 8, 1, 4),
+    "pairs_of_columns": (3, 17, 20, 40, 8, 4, 3, 6, 2, 8, 2, 1),
 }
 """Sizes of the problem, then what is chosen."""
 
@@ -103,9 +106,13 @@ def test_what_is_no_sum_has_one_slice() -> None:
     assert next(knob.values for knob in sketch.knobs if knob.name == "slices") == (1,)
 
 
-def test_more_slices_than_rows_of_a_thread_are_refused() -> None:
+def test_rows_and_columns_that_cannot_be_shared_are_refused() -> None:
     refused = kernel("c", (1, 32, 32, 512, 4, 4, 2, 4, 4, 8, 1, 8))
     assert isinstance(refused, Refused) and "8 threads would share the 2 rows of one" in refused.reason
+    uneven = kernel("c", (1, 32, 32, 512, 4, 4, 6, 4, 4, 8, 1, 4))
+    assert isinstance(uneven, Refused) and "4 threads would share the 6 rows of one" in uneven.reason
+    apart = kernel("c", (1, 32, 48, 64, 8, 4, 4, 6, 4, 8, 1, 1))
+    assert isinstance(apart, Refused) and "6 columns of a thread are no vectors of 4" in apart.reason
 
 
 def test_records_of_before_have_one_slice() -> None:
@@ -116,7 +123,7 @@ def test_records_of_before_have_one_slice() -> None:
     assert structural_digest(one.func) == structural_digest(other.func)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 8])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 6, 8, 12])
 @pytest.mark.parametrize("lanes", [1, 2, 4])
 @pytest.mark.parametrize("threads", [1, 3, 8])
 def test_every_row_is_kept_by_one_thread(count: int, lanes: int, threads: int) -> None:
@@ -131,8 +138,8 @@ def test_every_row_is_kept_by_one_thread(count: int, lanes: int, threads: int) -
             number(vectors.position(tirx.const(n, "int32"), tirx.const(thread, "int32"))) for n in range(vectors.count)
         ]
 
-    for parts in (p for p in (1, 2, 4, 8) if p <= count):
-        whole = ThreadVectors(count, min(lanes, count // parts), threads)
+    for parts in (p for p in (1, 2, 4, 8) if count % p == 0):
+        whole = ThreadVectors(count, gcd(lanes, count // parts), threads)
         kept = whole.shared_by(parts)
         for thread in range(threads):
             own = [row for part in range(parts) for row in rows_of(kept, part * threads + thread)]

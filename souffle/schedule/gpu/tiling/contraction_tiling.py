@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 
@@ -45,8 +45,11 @@ _ALIKE = 1.05
 _STEPS = (8, 16, 32)
 """Extents of a tile along the inner axis."""
 
-_EACH = (1, 2, 4, 8)
-"""Rows or columns of a thread."""
+_EACH = (1, 2, 3, 4, 6, 8, 12)
+"""Rows or columns of a thread. Multiples of three as well: a tile of 96 x 96 has 128 of 384 x 3072 results for 132
+multiprocessors, where those by powers of two have 72, 144 or 288."""
+_MOST_WIDE = 4
+"""Rows or columns of a thread whose totals take two registers each."""
 
 _STAGES = (1, 2, 3, 4)
 """Tiles along the inner axis that are in shared memory or on their way to it."""
@@ -126,9 +129,8 @@ class ContractionTiling:
 
     @property
     def row_lanes(self) -> Number:
-        """Neighbouring rows of a thread: not more than it writes, so that threads write what lies as for one slice."""
-        own = self.each[0] // self.slices
-        return min(own, VECTOR) if isinstance(own, int) else np.minimum(own, VECTOR)
+        """Neighbouring rows of a thread: of those that it writes, so that threads write what lies as for one slice."""
+        return _in_vectors(self.each[0] // self.slices)
 
     @property
     def shares(self) -> tuple[tuple[Number, Number, Number], tuple[Number, Number]]:
@@ -174,8 +176,7 @@ class ContractionTiling:
 def knobs_of(problem: Contraction, request: GpuRequest) -> tuple[Knob, ...]:
     """What is open."""
     threads = tuple(d for d in _divisors(request.threads) if d <= _MOST_THREADS_ALONG)
-    # Totals of 64 bits take two registers each.
-    each = _EACH if bits_of(problem.dtype) <= 32 else _EACH[:-1]
+    each = _EACH if bits_of(problem.dtype) <= 32 else tuple(each for each in _EACH if each <= _MOST_WIDE)
     steps = tuple(sorted({min(step, problem.extents[3]) for step in _STEPS}))
     copied = any(side.copied for side in sides_of(problem, request))
     return (
@@ -202,6 +203,11 @@ def staging_refusal(problem: Contraction, request: GpuRequest) -> Refused | None
     if request.threads % 32:
         return problem.refused(f"{request.threads} threads are not whole warps")
     return None
+
+
+def _in_vectors(count: Number) -> Number:
+    """The widest access that takes so many elements in whole vectors."""
+    return gcd(count, VECTOR) if isinstance(count, int) else np.gcd(count, VECTOR)
 
 
 def _divisors(number: int) -> list[int]:
@@ -257,7 +263,7 @@ def _candidates(problem: Contraction, request: GpuRequest) -> ContractionTiling:
     candidates: list[tuple[int, ...]] = []
     knobs = {knob.name: knob.values for knob in knobs_of(problem, request)}
     batch, rows, columns, inner = problem.extents
-    lanes = {each: result_lanes_of(problem, min(each, VECTOR)) for each in knobs["columns_each"]}
+    lanes = {each: result_lanes_of(problem, _in_vectors(each)) for each in knobs["columns_each"]}
     shortest = min(_STEPS[0], inner)
     among = itertools.product(knobs["slices"], knobs["threads_along_rows"], knobs["threads_along_columns"])
     for slices, *along in among:
@@ -265,9 +271,9 @@ def _candidates(problem: Contraction, request: GpuRequest) -> ContractionTiling:
         if rest or along_batch > batch or (slices > 1 and slices * shortest > inner):
             continue
         for each in itertools.product(knobs["rows_each"], knobs["columns_each"]):
-            if along[0] * each[0] >= 2 * rows or along[1] * each[1] >= 2 * columns or slices > each[0]:
+            if along[0] * each[0] >= 2 * rows or along[1] * each[1] >= 2 * columns or each[0] % slices:
                 continue  # half of it or more would be idle
-            for together in sorted({min(each[1], VECTOR), lanes[each[1]]}):
+            for together in sorted({_in_vectors(each[1]), lanes[each[1]]}):
                 of_slice = (along_batch, *along, *each, together)
                 candidates += [(*of_slice, stages, slices) for stages in knobs["stages"]]
     numbers = np.array(candidates, np.int64).reshape(-1, 8).T
@@ -302,9 +308,9 @@ def tiling_refusal(problem: Contraction, tiling: ContractionTiling, request: Gpu
     """Why these numbers do not go together, or ``None``."""
     if tiling.across[0] > problem.extents[0]:
         return problem.refused(f"{tiling.across[0]} threads along a batch of {problem.extents[0]}")
-    if tiling.together > min(tiling.each[1], VECTOR):
-        return problem.refused(f"{tiling.together} neighbours of {tiling.each[1]} columns of a thread")
-    if tiling.slices > tiling.each[0]:
+    if _in_vectors(tiling.each[1]) % tiling.together:
+        return problem.refused(f"{tiling.each[1]} columns of a thread are no vectors of {tiling.together}")
+    if tiling.each[0] % tiling.slices:
         return problem.refused(f"{tiling.slices} threads would share the {tiling.each[0]} rows of one")
     if tiling.stages > 1 and tiling.stages > -(-problem.extents[3] // tiling.deep):
         return problem.refused(f"{tiling.stages} stages are more than the steps of a sum")
