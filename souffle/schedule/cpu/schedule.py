@@ -37,6 +37,8 @@ from souffle.tvm_compat import buffer_loads, sequence
 __all__ = ["Layout", "ScheduledFunction", "schedule_cpu", "schedule_with_constants"]
 
 _TASKS_PER_CORE = 4
+_RUN_VECTORS = 16
+"""Of nests that share all loops, one after another: a few thousand bytes, which stay in the first-level cache."""
 
 
 Layout = PackedLayout | WinogradLayout
@@ -231,6 +233,8 @@ def _emit(nest: Nest, machine: Machine) -> tirx.Stmt:
 def _emit_group(group: Sequence[Nest], depth: int, machine: Machine) -> tirx.Stmt:
     if len(group) == 1:
         return _emit_alone(group[0], machine)
+    if all(nest.injective and len(nest.spatial) == depth for nest in group):
+        return _emit_in_runs(group, machine)
     extent = product(axis.extent for axis in group[0].spatial[:depth])
 
     def task(number: tirx.Var) -> tirx.Stmt:
@@ -238,6 +242,33 @@ def _emit_group(group: Sequence[Nest], depth: int, machine: Machine) -> tirx.Stm
 
     kind = kind_of_loop(nest_cycles(group, machine))
     return loop(extent, task, kind, name="task", dtype=_index_type(group))
+
+
+def _emit_in_runs(group: Sequence[Nest], machine: Machine) -> tirx.Stmt:
+    """Nests that share all of their loops: in runs along the last one, so that each nest has vectors."""
+    *outer, last = group[0].spatial
+    size = min(last.extent, _RUN_VECTORS * min(lanes_of(nest.body, machine) for nest in group))
+    runs, rest = divmod(last.extent, size)
+    count = product(axis.extent for axis in outer)
+    joint = Axis(tirx.Var("run", last.dtype), runs)
+
+    def part(nest: Nest, values: dict[tirx.Var, PrimExpr], start: PrimExpr | int, extent: int) -> tirx.Stmt:
+        own = nest.spatial[:-1]
+        bound = {axis.var: values[like.var] for axis, like in zip(own, outer, strict=True)}
+        return _emit(nest.restrict(nest.spatial[-1], start, extent).bind(bound), machine)
+
+    def task(number: tirx.Var) -> tirx.Stmt:
+        values = decode(number, [*outer, joint])
+        return sequence(*(part(nest, values, values[joint.var] * size, size) for nest in group))
+
+    def remainder(number: tirx.Var) -> tirx.Stmt:
+        return sequence(*(part(nest, decode(number, outer), runs * size, rest) for nest in group))
+
+    index, kind = _index_type(group), kind_of_loop(nest_cycles(group, machine))
+    statements = [loop(count * runs, task, kind, name="task", dtype=index)]
+    if rest:
+        statements.append(loop(count, remainder, name="rest", dtype=index))
+    return sequence(*statements)
 
 
 def _index_type(group: Sequence[Nest]) -> str:
