@@ -29,9 +29,9 @@ class DependenceOrder:
     def independent(self, items: Sequence[Item]) -> list[list[Item]]:
         """Items divided into as few sets as possible of which no item depends on another of its set.
 
-        Set number ``r`` holds those that the longest chain of `items` leads to with ``r`` of them before. So joining one
-        set leaves the others as independent as they were: a path from one of a set to another, through what was joined,
-        would be a chain that is longer than those of the set.
+        Set number ``r`` holds those that the longest chain of `items` leads to with ``r`` of them before. So joining
+        one set leaves the others as independent as they were: a path from one of a set to another, through what was
+        joined, would be a chain that is longer than those of the set.
 
         Parameters
         ----------

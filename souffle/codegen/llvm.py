@@ -14,6 +14,7 @@ from tvm import tirx
 from souffle.analysis import Analysis
 from souffle.codegen.assemble import traffic
 from souffle.codegen.host_order import by_constants
+from souffle.codegen.in_place import in_place
 from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan
 from souffle.codegen.workspace_layout import place_buffers
 from souffle.decision import Decision
@@ -70,7 +71,8 @@ def assemble_host(
         Its ``arch`` is ``"llvm"`` and the processor, its one module a shared library.
     """
     target = host_target()
-    stages = by_constants(stages, program.constants)
+    placed = in_place(program, by_constants(stages, program.constants))
+    stages = placed.stages
     symbols: dict[tuple[str, tuple[int, ...]], str] = {}
     functions: dict[str, tirx.PrimFunc] = {}
     held: dict[str, tuple[int, ...]] = {}
@@ -104,11 +106,11 @@ def assemble_host(
     first: dict[Tensor, int] = {}
     last: dict[Tensor, int] = {}
     for time, stage in enumerate(stages):
-        for tensor in stage.outputs:
-            first[tensor] = last[tensor] = time
-        for tensor in stage.inputs:
+        # What lies in place is first seen where a piece is written, or the whole is read.
+        for tensor in (*stage.outputs, *stage.inputs):
+            first.setdefault(tensor, time)
             last[tensor] = time
-    buffers, index, workspace = place_buffers(program, first, last)
+    buffers, index, workspace = place_buffers(program, first, last, placed.within)
     names = list(functions)
     constants = _Constants(program, buffers, index)
     arguments = [constants.arguments(stage, scheduled[name]) for stage, name in zip(stages, called, strict=True)]

@@ -12,16 +12,17 @@ transformation this does not ask for one depth. So it takes the products of a re
 whose inputs become known one after another; each of them reads the weights, and so do the products of its states,
 which depend on each other and stay as they are.
 
-``G`` is no expression, which a product would take in and evaluate for each of its own elements, but a copy; where the
-``X_m`` are slices of one tensor there is none, and where they stand in one already they are read there.
+``G`` and ``P_m`` are no expressions, which readers would take in, but pieces (:mod:`souffle.program.pieces`), that lie
+in their wholes where they can. So steps that differ in their pieces alone are one function. Where the ``X_m`` are
+slices of one tensor or pieces of one, the product reads that.
 
-Worth it where the product of all, the copy included, is predicted to take less time: a tile of few rows is bound by
-reading its weights.
+Worth it where the product of all, and a copy of what it reads and gives, is predicted to take less time: a tile of few
+rows is bound by reading its weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from tvm import te, tirx
@@ -30,10 +31,11 @@ from souffle.analysis import DependenceOrder
 from souffle.decision import Decision
 from souffle.program import TE, ExternTE, Item, Origin, Tensor, TEProgram
 from souffle.program.names import NameSupply
+from souffle.program.pieces import ALIGNMENT, piece_te, stack_te
 from souffle.program.shared import OncePer
 from souffle.schedule.cpu import function_cycles, host_target, machine_of
-from souffle.transform.horizontal.merged_te import followed_te, merged_te
-from souffle.transform.horizontal.operands import LoadOperand, Member, PackedPlace, member_of, template_of
+from souffle.transform.horizontal.merged_te import merged_te
+from souffle.transform.horizontal.operands import LoadOperand, Member, member_of, template_of
 from souffle.transform.horizontal.operators import contracts
 from souffle.transform.horizontal.packs import Packs
 from souffle.transform.horizontal.runs import MergePlan, stacked_plan
@@ -74,7 +76,7 @@ def _with_equal_weights(program: TEProgram) -> list[list[TE]]:
     """Products that differ in one tensor only, which is no constant."""
     groups: dict[Hashable, list[TE]] = {}
     for te_ in program.tes:
-        if not isinstance(te_, TE) or not contracts(te_) or not _movable(te_, program):
+        if not isinstance(te_, TE) or not contracts(te_) or len(te_.outputs) != 1:
             continue
         loads = template_of(te_).loads
         varied = {load.input for load in loads if te_.inputs[load.input] not in program.constants}
@@ -86,13 +88,6 @@ def _with_equal_weights(program: TEProgram) -> list[list[TE]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _movable(te_: TE, program: TEProgram) -> bool:
-    """Whether all that reads a TE can read its elements in a larger tensor."""
-    if len(te_.outputs) != 1 or te_.output in program.outputs:
-        return False
-    return all(isinstance(reader, TE) for reader in program.consumers[te_.output])
-
-
 class _Gathering:
     """The sets that are joined so far."""
 
@@ -100,11 +95,11 @@ class _Gathering:
         self.program = program
         self.decisions: list[Decision] = []
         self._order = DependenceOrder(program)
+        self._outer = {*program.inputs, *program.outputs}
         self._machine = machine_of(host_target())
         self._names = NameSupply(tensor.name for tensor in program.tensors())
         self._packs = Packs(program.constants, self._names.fresh)
-        self._moved: dict[Tensor, PackedPlace] = {}
-        self._copied: set[Tensor] = set()
+        self._wholes: dict[tuple[Tensor, ...], Tensor] = {}
         self._gone: set[Item] = set()
         self._made: list[Item] = []
         self._cycles: OncePer[float | None] = OncePer()
@@ -112,77 +107,76 @@ class _Gathering:
     def join(self, products: Sequence[TE]) -> None:
         """Join those of some products with the same weights that are independent."""
         for independent in self._order.independent(products):
-            left = [te_ for te_ in independent if te_.output not in self._copied]
-            count = -(-len(left) // _MOST_TENSORS)
+            count = -(-len(independent) // _MOST_TENSORS)
             for part in range(count):
-                self._try(left[part * len(left) // count : (part + 1) * len(left) // count])
+                self._try(independent[part * len(independent) // count : (part + 1) * len(independent) // count])
 
     def result(self) -> TEProgram:
         """The program of the joined products."""
         if not self._made:
             return self.program
-        kept = [
-            followed_te(member_of(te_, self._moved)) if isinstance(te_, TE) else te_
-            for te_ in self.program.tes
-            if te_ not in self._gone
-        ]
-        return self.program.with_tes([*kept, *self._made])
+        return self.program.with_tes([*(te_ for te_ in self.program.tes if te_ not in self._gone), *self._made])
 
     def _try(self, products: Sequence[TE]) -> None:
         if len(products) < 2:
             return
-        found = self._gathered([member_of(te_, self._moved) for te_ in products])
-        if found is None:
-            return
-        plan, before = found
-        first = products[0]
-        origin = first.origin.merged(*(te_.origin for te_ in products))
-        joined = merged_te(plan, self._names.fresh(f"{first.name}_x{len(products)}"), origin, self._packs)
+        first, names = products[0], ", ".join(te_.name for te_ in products)
+        rows = tuple(self._varied(te_) for te_ in products)
+        gathered = self._gathered(rows)
+        whole = gathered.outputs[0] if isinstance(gathered, TE | ExternTE) else gathered
+        joined = self._joined(products, rows, whole)
         apart, together = self._price(first), self._price(joined)
         if apart is None or together is None:
             return
-        apart, together = len(products) * (apart + _CALL_CYCLES), together + _CALL_CYCLES
-        if isinstance(before, ExternTE):
-            together += 2 * before.outputs[0].nbytes / _COPIED_BYTES + _CALL_CYCLES
-        names = ", ".join(te_.name for te_ in products)
+        apart, together = len(products) * apart, together + _CALL_CYCLES
+        moved = [*(te_.output for te_ in products), *(rows if isinstance(gathered, ExternTE) else ())]
+        together += sum(2 * tensor.nbytes / _COPIED_BYTES for tensor in moved if not self._lies_in_place(tensor))
         figures = f"{together / 1e3:.0f} thousand cycles predicted for one product, {apart / 1e3:.0f} for all"
         accepted = together < apart
-        subject = f"{names}: {joined.name}" if accepted else names
-        self.decisions.append(Decision("gathered", subject, accepted, figures))
-        if not accepted:
-            return
-        self._order.join(products)
-        self._gone.update(products)
-        self._made += [joined] if before is None else [before, joined]
-        if isinstance(before, ExternTE):
-            self._copied.update(before.inputs)
-        for number, te_ in enumerate(plan.members):
-            self._moved[te_.te.output] = plan.place(number, joined.output)
+        self.decisions.append(Decision("gathered", f"{names}: {joined.name}" if accepted else names, accepted, figures))
+        if accepted:
+            self._order.join(products)
+            self._gone.update(products)
+            self._wholes[tuple(te_.output for te_ in products)] = joined.output
+            self._made += [gathered, joined] if gathered is not whole else [joined]
+            self._made += [piece_te(joined.output, n, te_.output, te_.origin) for n, te_ in enumerate(products)]
 
-    def _gathered(self, members: Sequence[Member]) -> tuple[MergePlan, Item | None] | None:
-        """How products become one, and what puts their rows together if they are not; ``None`` where nothing can."""
-        plan = self._plan(members)
-        if not plan.chooses:
-            return plan, None
-        varied = [self._varied(member) for member in members]
-        if any(tensor in self._moved for tensor in varied):
-            return None
-        whole = self._slices(varied) or self._copy(varied)
-        within = [_reading(m, t, whole.outputs[0], n) for n, (m, t) in enumerate(zip(members, varied, strict=True))]
-        return self._plan(within), whole
+    def _lies_in_place(self, piece: Tensor) -> bool:
+        return piece.nbytes % ALIGNMENT == 0 and piece not in self._outer
+
+    def _varied(self, product: TE) -> Tensor:
+        return next(tensor for tensor in product.inputs if tensor not in self.program.constants)
+
+    def _joined(self, products: Sequence[TE], rows: Sequence[Tensor], whole: Tensor) -> TE:
+        members = [
+            _reading(member_of(te_, {}), tensor, whole, number)
+            for number, (te_, tensor) in enumerate(zip(products, rows, strict=True))
+        ]
+        first = products[0]
+        origin = first.origin.merged(*(te_.origin for te_ in products))
+        return merged_te(self._plan(members), self._names.fresh(f"{first.name}_x{len(products)}"), origin, self._packs)
 
     def _plan(self, members: Sequence[Member]) -> MergePlan:
         return stacked_plan(members, self.program.constants.__contains__)
 
-    def _varied(self, member: Member) -> Tensor:
-        return next(tensor for tensor in member.te.inputs if tensor not in self.program.constants)
+    def _gathered(self, rows: tuple[Tensor, ...]) -> Tensor | TE | ExternTE:
+        """The tensor that holds tensors behind each other, or what makes one."""
+        if rows in self._wholes:
+            return self._wholes[rows]
+        producers = [self.program.producers.get(tensor) for tensor in rows]
+        slices = self._slices([te_ for te_ in producers if isinstance(te_, TE)], len(rows))
+        if slices is not None:
+            return slices
+        first = rows[0]
+        name = self._names.fresh(f"{first.name}_and_{len(rows) - 1}_more")
+        origins = [te_.origin for te_ in producers if te_ is not None]
+        return stack_te(name, rows, origins[0].merged(*origins[1:]) if origins else Origin((), (), name))
 
-    def _slices(self, tensors: Sequence[Tensor]) -> TE | None:
-        """A TE whose first axis counts the tensors, where they are all read from the same tensors by one formula."""
-        producers = [self.program.producers.get(tensor) for tensor in tensors]
-        if not all(isinstance(te_, TE) and len(te_.outputs) == 1 and not te_.is_reduction for te_ in producers):
+    def _slices(self, producers: Sequence[TE], count: int) -> TE | None:
+        """A TE whose first axis counts tensors, where all are read from the same tensors by one formula."""
+        if len(producers) < count or any(len(te_.outputs) != 1 or te_.is_reduction for te_ in producers):
             return None
-        members = [member_of(te_, self._moved) for te_ in producers]
+        members = [member_of(te_, {}) for te_ in producers]
         first = members[0]
         if any(m.template.key != first.template.key or m.te.inputs != first.te.inputs for m in members):
             return None
@@ -190,17 +184,7 @@ class _Gathering:
         if plan.chooses or plan.members != tuple(members) or work_of(first.te).operations:
             return None
         origin = first.te.origin.merged(*(m.te.origin for m in members))
-        return merged_te(plan, self._names.fresh(f"{first.te.name}_x{len(members)}"), origin, self._packs)
-
-    def _copy(self, tensors: Sequence[Tensor]) -> ExternTE:
-        first = tensors[0]
-        name = self._names.fresh(f"{first.name}_and_{len(tensors) - 1}_more")
-        whole = Tensor(name, (len(tensors), *first.shape), first.dtype)
-        producers = [self.program.producers.get(tensor) for tensor in tensors]
-        origins = [te_.origin for te_ in producers if te_ is not None]
-        origin = origins[0].merged(*origins[1:]) if origins else Origin((), (), name)
-        func = _copies(len(tensors), (first.shape, first.dtype), lambda: _copying(len(tensors), first))
-        return ExternTE(name, func, tuple(tensors), (whole,), origin)
+        return merged_te(plan, self._names.fresh(f"{first.te.name}_x{count}"), origin, self._packs)
 
     def _price(self, te_: TE) -> float | None:
         """Cycles of a product, asked once for equal ones."""
@@ -211,27 +195,6 @@ class _Gathering:
 def _function(te_: TE) -> tirx.PrimFunc:
     inputs = [te.placeholder(t.shape, t.dtype, name=f"in{number}") for number, t in enumerate(te_.inputs)]
     return primfunc_from_tensors([*inputs, *te_.on(inputs, name="t0")], "stage")
-
-
-_copying_functions: OncePer[tirx.PrimFunc] = OncePer()
-
-
-def _copies(count: int, of: tuple[tuple[int, ...], str], make: Callable[[], tirx.PrimFunc]) -> tirx.PrimFunc:
-    return _copying_functions((count, of), make)
-
-
-def _copying(count: int, like: Tensor) -> tirx.PrimFunc:
-    """A function that puts tensors behind each other."""
-    parts = [te.placeholder(like.shape, like.dtype, name=f"in{number}") for number in range(count)]
-
-    def element(number: tirx.Var, *indices: tirx.Var) -> tirx.PrimExpr:
-        value = parts[-1](*indices)
-        for last, part in reversed(list(enumerate(parts[:-1]))):
-            value = tirx.if_then_else(number <= last, part(*indices), value)
-        return value
-
-    whole = te.compute((count, *like.shape), element, name="t0")
-    return primfunc_from_tensors([*parts, whole], "stage")
 
 
 def _reading(member: Member, tensor: Tensor, whole: Tensor, number: int) -> Member:

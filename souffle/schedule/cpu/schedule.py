@@ -32,7 +32,7 @@ from souffle.schedule.cpu.windows import hoist_windows
 from souffle.schedule.cpu.winograd import WinogradLayout, by_winograd
 from souffle.schedule.cpu.words import dots_of, in_words
 from souffle.tvm_calls import structural_walk
-from souffle.tvm_compat import buffer_loads, sequence
+from souffle.tvm_compat import PrimExpr, buffer_loads, sequence
 
 __all__ = ["Layout", "ScheduledFunction", "schedule_cpu", "schedule_with_constants"]
 
