@@ -95,11 +95,11 @@ class _Gathering:
         self.program = program
         self.decisions: list[Decision] = []
         self._order = DependenceOrder(program)
-        self._outer = {*program.inputs, *program.outputs}
+        self._pieces = {*program.inputs, *program.outputs}
         self._machine = machine_of(host_target())
         self._names = NameSupply(tensor.name for tensor in program.tensors())
         self._packs = Packs(program.constants, self._names.fresh)
-        self._wholes: dict[tuple[Tensor, ...], Tensor] = {}
+        self._wholes: dict[frozenset[Tensor], dict[Tensor, tuple[Tensor, int]]] = {}
         self._gone: set[Item] = set()
         self._made: list[Item] = []
         self._cycles: OncePer[float | None] = OncePer()
@@ -120,29 +120,43 @@ class _Gathering:
     def _try(self, products: Sequence[TE]) -> None:
         if len(products) < 2:
             return
-        first, names = products[0], ", ".join(te_.name for te_ in products)
         rows = tuple(self._varied(te_) for te_ in products)
-        gathered = self._gathered(rows)
-        whole = gathered.outputs[0] if isinstance(gathered, TE | ExternTE) else gathered
+        known = self._wholes.get(frozenset(rows))
+        if known is not None and len(known) == len(products):
+            # In the order in which they lie there, as the steps of a layer that runs backwards do not.
+            products = sorted(products, key=lambda te_: known[self._varied(te_)][1])
+            rows = tuple(self._varied(te_) for te_ in products)
+            gathered = known[rows[0]][0]
+        else:
+            gathered = self._gathered(rows)
+        whole = gathered if isinstance(gathered, Tensor) else gathered.outputs[0]
         joined = self._joined(products, rows, whole)
-        apart, together = self._price(first), self._price(joined)
+        apart, together = self._price(products[0]), self._price(joined)
         if apart is None or together is None:
             return
         apart, together = len(products) * apart, together + _CALL_CYCLES
-        moved = [*(te_.output for te_ in products), *(rows if isinstance(gathered, ExternTE) else ())]
-        together += sum(2 * tensor.nbytes / _COPIED_BYTES for tensor in moved if not self._lies_in_place(tensor))
+        if isinstance(gathered, ExternTE) and not all(self._lies_in_place(tensor) for tensor in rows):
+            together += _CALL_CYCLES + 2 * whole.nbytes / _COPIED_BYTES
+        results = [te_.output for te_ in products if not self._lies_in_place(te_.output)]
+        together += sum(_CALL_CYCLES + 2 * tensor.nbytes / _COPIED_BYTES for tensor in results)
         figures = f"{together / 1e3:.0f} thousand cycles predicted for one product, {apart / 1e3:.0f} for all"
-        accepted = together < apart
+        names, accepted = ", ".join(te_.name for te_ in products), together < apart
         self.decisions.append(Decision("gathered", f"{names}: {joined.name}" if accepted else names, accepted, figures))
-        if accepted:
-            self._order.join(products)
-            self._gone.update(products)
-            self._wholes[tuple(te_.output for te_ in products)] = joined.output
-            self._made += [gathered, joined] if gathered is not whole else [joined]
-            self._made += [piece_te(joined.output, n, te_.output, te_.origin) for n, te_ in enumerate(products)]
+        if not accepted:
+            return
+        self._order.join(products)
+        self._gone.update(products)
+        self._note(rows, whole)
+        self._note([te_.output for te_ in products], joined.output)
+        self._made += [joined] if gathered is whole else [gathered, joined]
+        self._made += [piece_te(joined.output, n, te_.output, te_.origin) for n, te_ in enumerate(products)]
+
+    def _note(self, pieces: Sequence[Tensor], whole: Tensor) -> None:
+        self._wholes[frozenset(pieces)] = {piece: (whole, number) for number, piece in enumerate(pieces)}
+        self._pieces.update(pieces)
 
     def _lies_in_place(self, piece: Tensor) -> bool:
-        return piece.nbytes % ALIGNMENT == 0 and piece not in self._outer
+        return piece.nbytes % ALIGNMENT == 0 and piece not in self._pieces
 
     def _varied(self, product: TE) -> Tensor:
         return next(tensor for tensor in product.inputs if tensor not in self.program.constants)
@@ -159,10 +173,8 @@ class _Gathering:
     def _plan(self, members: Sequence[Member]) -> MergePlan:
         return stacked_plan(members, self.program.constants.__contains__)
 
-    def _gathered(self, rows: tuple[Tensor, ...]) -> Tensor | TE | ExternTE:
-        """The tensor that holds tensors behind each other, or what makes one."""
-        if rows in self._wholes:
-            return self._wholes[rows]
+    def _gathered(self, rows: Sequence[Tensor]) -> TE | ExternTE:
+        """What puts tensors behind each other."""
         producers = [self.program.producers.get(tensor) for tensor in rows]
         slices = self._slices([te_ for te_ in producers if isinstance(te_, TE)], len(rows))
         if slices is not None:
