@@ -12,7 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import te, topi
 
 import souffle
-from souffle.schedule.cpu import build_cpu, host_target, use_cores
+from souffle.schedule.cpu import build_cpu, host_target, machine_of, use_cores
+from souffle.schedule.cpu.contraction_form import contraction_of
+from souffle.schedule.cpu.contraction_tiling import product_tiling
+from souffle.schedule.cpu.nest import parse
 from souffle.schedule.cpu.packed_constants import PackedLayout
 from souffle.schedule.cpu.winograd import WinogradLayout
 
@@ -244,3 +247,22 @@ def test_switching_filtering_off_is_an_option_of_a_compilation():
     names = [{b.name: b.shape for b in net.plan.buffers if b.kind == "constant"} for net in (on, off)]
     assert names[0] != names[1]
     np.testing.assert_allclose(on(x)["y"], off(x)["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_rows_that_follow_each_other_are_one_run_of_tiles():
+    """Fifty steps of a batch of six are 300 rows, of which a tile takes more than six."""
+    rng = np.random.default_rng(0)
+    a, b = drawn(rng, 50, 6, 96), drawn(rng, 96, 144)
+    x, w = te.placeholder(a.shape, "float32", "x"), te.placeholder(b.shape, "float32", "w")
+    k = te.reduce_axis((0, 96), "k")
+    product = te.compute((50, 6, 144), lambda m, i, j: te.sum(x[m, i, k] * w[k, j], axis=k), name="product")
+    form = contraction_of(parse(te.create_prim_func([x, w, product])).items[0])
+    assert product_tiling(form, machine_of(TARGET), packed=True).rows > 6
+    out, _ = run((x, w, product), (a, b), [1])
+    np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
+    # Of six rows five are read: tiles do not cross from one run to the next where a run has a divisor that serves.
+    part = te.compute((50, 5, 144), lambda m, i, j: te.sum(x[m, i, k] * w[k, j], axis=k), name="part")
+    form = contraction_of(parse(te.create_prim_func([x, w, part])).items[0])
+    assert product_tiling(form, machine_of(TARGET), packed=True).rows == 5
+    out, _ = run((x, w, part), (a, b), [1])
+    np.testing.assert_allclose(out, a[:, :5] @ b, rtol=1e-4, atol=1e-4)
