@@ -157,7 +157,7 @@ def compile_host(
     gathered: tuple[Decision, ...] = ()
     if level.horizontal and GATHERED not in options.disable:
         program, gathered = gathered_products(program)
-        program = hook("gathered", program)
+    program = hook("gathered", program)
     program, decided = transform_program(program, level, options.precision, hook, apart=False)
     analysis = hook("analysis", analyze(program.expanded()))
     policy = JoinPolicy(across_operators=level.vertical)
