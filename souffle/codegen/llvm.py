@@ -13,7 +13,7 @@ from tvm import tirx
 
 from souffle.analysis import Analysis
 from souffle.codegen.assemble import traffic
-from souffle.codegen.host_order import by_constants
+from souffle.codegen.host_order import backwards, by_constants
 from souffle.codegen.in_place import in_place
 from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan
 from souffle.codegen.workspace_layout import place_buffers
@@ -73,19 +73,22 @@ def assemble_host(
     target = host_target()
     placed = in_place(program, by_constants(stages, program.constants))
     stages = placed.stages
-    symbols: dict[tuple[str, tuple[int, ...]], str] = {}
+    symbols: dict[tuple[str, tuple[int, ...], bool], str] = {}
     functions: dict[str, tirx.PrimFunc] = {}
     held: dict[str, tuple[int, ...]] = {}
     members: dict[str, tuple[str, ...]] = {}
     called: list[str] = []
-    for stage in stages:
-        # Stages are one function where its text is one, and the same of its inputs are constants.
+    turned: set[str] = set()
+    for stage, back in zip(stages, backwards(stages, program.constants), strict=True):
+        # Stages are one function where its text is one, the same of its inputs are constants, and are read one way.
         constant = tuple(i for i, tensor in enumerate(stage.inputs) if tensor in program.constants)
-        key = stage.draft.digest, constant
+        key = stage.draft.digest, constant, back
         if key not in symbols:
             name = f"stage{len(symbols)}_{re.sub(r'[^0-9A-Za-z_]+', '_', stage.name)[-40:].strip('_')}"
             symbols[key], functions[name], held[name] = name, stage.draft.func, constant
             members[name] = tuple(te.name for te in stage.tes)
+            if back:
+                turned.add(name)
         called.append(symbols[key])
     progress(f"LLVM: {len(functions)} functions for {len(stages)} stages")
     unscheduled: list[tuple[str, str]] = []
@@ -97,6 +100,7 @@ def assemble_host(
         constants=held,
         scheduled=scheduled,
         winograd=WINOGRAD not in options.disable,
+        backwards=turned,
     )
     decisions = (*decisions, *(Decision("host", name, False, f"no schedule: {why}") for name, why in unscheduled))
     with tempfile.TemporaryDirectory(prefix="souffle-llvm-") as folder:

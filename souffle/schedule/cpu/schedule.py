@@ -77,7 +77,12 @@ def schedule_cpu(func: tirx.PrimFunc, *, target: tvm.target.Target) -> tirx.Prim
 
 
 def schedule_with_constants(
-    func: tirx.PrimFunc, *, target: tvm.target.Target, constants: Iterable[int] = (), winograd: bool = True
+    func: tirx.PrimFunc,
+    *,
+    target: tvm.target.Target,
+    constants: Iterable[int] = (),
+    winograd: bool = True,
+    backwards: bool = False,
 ) -> ScheduledFunction:
     """Schedule a function for the CPU.
 
@@ -91,6 +96,8 @@ def schedule_with_constants(
         Positions of the parameters that hold the same in every call, which may be packed.
     winograd : bool
         Whether convolutions with constant weights may be computed by minimal filtering.
+    backwards : bool
+        Whether packed constants are read from their end.
 
     Returns
     -------
@@ -126,7 +133,7 @@ def schedule_with_constants(
         units.append((item, form))
     if not any(isinstance(item, Nest) for item, _ in units):
         return ScheduledFunction.as_it_is(func)
-    body = sequence(*(expand_elementary(statement) for statement in _statements(units, machine)))
+    body = sequence(*(expand_elementary(statement) for statement in _statements(units, machine, backwards)))
     used = _buffers(body)
     whole = [(i, p) for i, p in enumerate(func.params) if not packed or any(p.same_as(b) for b in used)]
     parameters = [*(p for _, p in whole), *(buffer for buffer, _, _ in packed)]
@@ -139,7 +146,7 @@ def schedule_with_constants(
 
 
 def _statements(
-    units: Sequence[tuple[Nest | tirx.Stmt, CpuContraction | None]], machine: Machine
+    units: Sequence[tuple[Nest | tirx.Stmt, CpuContraction | None]], machine: Machine, backwards: bool
 ) -> list[tirx.Stmt]:
     """Emit contractions one by one, and what can share loops together."""
     statements: list[tirx.Stmt] = []
@@ -147,7 +154,7 @@ def _statements(
     while position < len(units):
         item, form = units[position]
         if form is not None:
-            statements.append(emit_contraction(form, machine))
+            statements.append(emit_contraction(form, machine, backwards=backwards))
             position += 1
         elif not isinstance(item, Nest):
             statements.append(item)
