@@ -19,8 +19,8 @@ _TEXT = "text"
 """The step that comes once for each module; its files are numbered among themselves."""
 
 _AN_EARLIER_ONE_S = re.compile(
-    r"\d\d+_(frontend|precision|horizontal|vertical|narrow|two_phase|roll|fusion|analysis|schedule|lower|partition|"
-    r"merge)\.txt|\d\d+_text_\d+\.cu|plan\.json|decisions\.txt|certificate\.txt"
+    r"\d\d+_(frontend|gathered|precision|horizontal|vertical|narrow|two_phase|roll|fusion|analysis|schedule|lower|"
+    r"partition|merge)\.txt|\d\d+_text_\d+\.cu|plan\.json|decisions\.txt|certificate\.txt"
 )
 
 

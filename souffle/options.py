@@ -14,6 +14,7 @@ from souffle.errors import OptionError
 __all__ = [
     "BARRIERS",
     "CHOICES",
+    "GATHERED",
     "GRID_BARRIER_NAMES",
     "INTEGERS",
     "LEVELS",
@@ -91,7 +92,10 @@ INTEGERS = "integers"
 WINOGRAD = "winograd"
 """Convolutions by minimal filtering, on the CPU target."""
 
-SWITCHES = (*ON_CHIP, INTEGERS, WINOGRAD)
+GATHERED = "gathered"
+"""Independent products with the same weights as one, on the CPU target."""
+
+SWITCHES = (*ON_CHIP, INTEGERS, WINOGRAD, GATHERED)
 """What can be left out by its name."""
 
 REUSE_POLICIES = ("belady", "lru")

@@ -16,8 +16,9 @@ from souffle.decision import Decision
 from souffle.errors import OptionError
 from souffle.kernel.merged_program import merge_program
 from souffle.kernel.resident import keep_on_chip
-from souffle.options import LEVELS, Hook, LateHook, Level, Options, Progress, keep, quiet
+from souffle.options import GATHERED, LEVELS, Hook, LateHook, Level, Options, Progress, keep, quiet
 from souffle.partition import planner_for
+from souffle.placement import gathered_products
 from souffle.program import Loop, TEProgram
 from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu.device import device_for
@@ -153,9 +154,13 @@ def compile_host(
     if any(isinstance(item, Loop) for item in program.tes):
         raise OptionError("loops run on target='cuda' only; for target='cpu' give the program before transform.roll")
     progress("transforming")
+    gathered: tuple[Decision, ...] = ()
+    if level.horizontal and GATHERED not in options.disable:
+        program, gathered = gathered_products(program)
+    program = hook("gathered", program)
     program, decided = transform_program(program, level, options.precision, hook, apart=False)
     analysis = hook("analysis", analyze(program.expanded()))
     policy = JoinPolicy(across_operators=level.vertical)
     stages, joined = form_stages(program, analysis, HostScheduler(), policy)
     stages = hook("schedule", Stages(stages))
-    return assemble_host(analysis.program, analysis, stages, (*decided, *joined), options, progress)
+    return assemble_host(analysis.program, analysis, stages, (*gathered, *decided, *joined), options, progress)

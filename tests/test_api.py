@@ -174,7 +174,7 @@ TRANSFORMED = ("frontend", "precision", "horizontal", "vertical", "narrow")
             CUDA,
             [*TRANSFORMED, "two_phase", "roll", "analysis", "schedule", "lower", "partition", "merge", "text"],
         ),
-        ({"target": "cpu"}, [*TRANSFORMED, "analysis", "schedule"]),
+        ({"target": "cpu"}, ["frontend", "gathered", *TRANSFORMED[1:], "analysis", "schedule"]),
     ],
     ids=["cuda", "cpu"],
 )

@@ -156,7 +156,8 @@ def test_each_module_has_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_compilation_for_the_cpu_has_the_steps_that_it_takes(tmp_path: Path) -> None:
     net = souffle.compile(layers(2), target="cpu", dump=tmp_path)
-    expected = [*numbered((*TRANSFORMED, "analysis", "schedule")), "decisions.txt", "plan.json"]
+    steps = ("frontend", "gathered", *TRANSFORMED[1:], "analysis", "schedule")
+    expected = [*numbered(steps), "decisions.txt", "plan.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == expected
     assert all(stage.name in str(net.stages) for stage in net.stages) and len(net.stages) == len(net.kernels)
 

@@ -3,6 +3,7 @@
 from souffle.analysis.access import Access, MatrixForm, Relation, distinct_elements
 from souffle.analysis.analysis import Analysis, analyze
 from souffle.analysis.classify import Relies, is_one_to_one
+from souffle.analysis.dependence_order import DependenceOrder
 from souffle.analysis.fused_access import FusedAccess, access_of, share_elements
 from souffle.analysis.intensity import THRESHOLD, Arithmetic
 from souffle.analysis.reuse import Dependences, LiveRange, Reuse
@@ -14,6 +15,7 @@ __all__ = [
     "Access",
     "Analysis",
     "Arithmetic",
+    "DependenceOrder",
     "Dependences",
     "Expression",
     "FusedAccess",

@@ -14,7 +14,7 @@ from collections.abc import Collection, Hashable, Sequence
 from souffle.program import Tensor
 from souffle.schedule.stage import Stage
 
-__all__ = ["by_constants"]
+__all__ = ["backwards", "by_constants"]
 
 _LARGE_BYTES = 1 << 16
 """A constant that is read again soon enough, whatever lies between, is not worth another order."""
@@ -66,6 +66,27 @@ def by_constants(stages: Sequence[Stage], constants: Collection[Tensor]) -> tupl
                 enter(reader)
     assert len(order) == len(stages)  # the order given was one of execution
     return tuple(order)
+
+
+def backwards(stages: Sequence[Stage], constants: Collection[Tensor]) -> tuple[bool, ...]:
+    """Which stages read their large constants from the end: every other one of those that read the same.
+
+    So each begins with what the one before read last. Where the constants are larger than a cache, all of it would be
+    pushed out before it is read again, if all began at one end.
+
+    Parameters
+    ----------
+    stages : sequence of Stage
+        In their order of execution.
+    constants : collection of Tensor
+    """
+    turns: Counter[tuple[Tensor, ...]] = Counter()
+    found = []
+    for stage in stages:
+        key = _large(stage, constants)
+        found.append(bool(key) and turns[key] % 2 == 1)
+        turns[key] += 1
+    return tuple(found)
 
 
 def _large(stage: Stage, constants: Collection[Tensor]) -> tuple[Tensor, ...]:

@@ -13,7 +13,8 @@ from tvm import tirx
 
 from souffle.analysis import Analysis
 from souffle.codegen.assemble import traffic
-from souffle.codegen.host_order import by_constants
+from souffle.codegen.host_order import backwards, by_constants
+from souffle.codegen.in_place import in_place
 from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan
 from souffle.codegen.workspace_layout import place_buffers
 from souffle.decision import Decision
@@ -70,20 +71,24 @@ def assemble_host(
         Its ``arch`` is ``"llvm"`` and the processor, its one module a shared library.
     """
     target = host_target()
-    stages = by_constants(stages, program.constants)
-    symbols: dict[tuple[str, tuple[int, ...]], str] = {}
+    placed = in_place(program, by_constants(stages, program.constants))
+    stages = placed.stages
+    symbols: dict[tuple[str, tuple[int, ...], bool], str] = {}
     functions: dict[str, tirx.PrimFunc] = {}
     held: dict[str, tuple[int, ...]] = {}
     members: dict[str, tuple[str, ...]] = {}
     called: list[str] = []
-    for stage in stages:
-        # Stages are one function where its text is one, and the same of its inputs are constants.
+    turned: set[str] = set()
+    for stage, back in zip(stages, backwards(stages, program.constants), strict=True):
+        # Stages are one function where its text is one, the same of its inputs are constants, and are read one way.
         constant = tuple(i for i, tensor in enumerate(stage.inputs) if tensor in program.constants)
-        key = stage.draft.digest, constant
+        key = stage.draft.digest, constant, back
         if key not in symbols:
             name = f"stage{len(symbols)}_{re.sub(r'[^0-9A-Za-z_]+', '_', stage.name)[-40:].strip('_')}"
             symbols[key], functions[name], held[name] = name, stage.draft.func, constant
             members[name] = tuple(te.name for te in stage.tes)
+            if back:
+                turned.add(name)
         called.append(symbols[key])
     progress(f"LLVM: {len(functions)} functions for {len(stages)} stages")
     unscheduled: list[tuple[str, str]] = []
@@ -95,6 +100,7 @@ def assemble_host(
         constants=held,
         scheduled=scheduled,
         winograd=WINOGRAD not in options.disable,
+        backwards=turned,
     )
     decisions = (*decisions, *(Decision("host", name, False, f"no schedule: {why}") for name, why in unscheduled))
     with tempfile.TemporaryDirectory(prefix="souffle-llvm-") as folder:
@@ -104,11 +110,11 @@ def assemble_host(
     first: dict[Tensor, int] = {}
     last: dict[Tensor, int] = {}
     for time, stage in enumerate(stages):
-        for tensor in stage.outputs:
-            first[tensor] = last[tensor] = time
-        for tensor in stage.inputs:
+        # What lies in place is first seen where a piece is written, or the whole is read.
+        for tensor in (*stage.outputs, *stage.inputs):
+            first.setdefault(tensor, time)
             last[tensor] = time
-    buffers, index, workspace = place_buffers(program, first, last)
+    buffers, index, workspace = place_buffers(program, first, last, placed.within)
     names = list(functions)
     constants = _Constants(program, buffers, index)
     arguments = [constants.arguments(stage, scheduled[name]) for stage, name in zip(stages, called, strict=True)]

@@ -50,8 +50,8 @@ class Buffer:
     label : str
         The model's own name for an input or output; the tensor's name otherwise.
     offset : int
-        For workspace buffers, bytes from the start of the workspace (a multiple of 256). Buffers that are never live
-        together may overlap. 0 for other kinds.
+        For workspace buffers, bytes from the start of the workspace (a multiple of 256; of 64 for a buffer of the CPU
+        target that is a piece of another). Buffers that are never live together may overlap. 0 for other kinds.
     stands_for : str
         The element type under which an input or output is given, where its bytes stand for elements of a small one;
         empty where it is `dtype`.

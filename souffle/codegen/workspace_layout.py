@@ -71,7 +71,10 @@ def _rounded(nbytes: int) -> int:
 
 
 def place_buffers(
-    program: TEProgram, first: Mapping[Tensor, int], last: Mapping[Tensor, int]
+    program: TEProgram,
+    first: Mapping[Tensor, int],
+    last: Mapping[Tensor, int],
+    within: Mapping[Tensor, tuple[Tensor, int]] | None = None,
 ) -> tuple[tuple[Buffer, ...], dict[Tensor, int], int]:
     """All buffers of a network: inputs, outputs, constants, then the workspace.
 
@@ -80,6 +83,8 @@ def place_buffers(
     program : TEProgram
     first, last : mapping of Tensor to int
         The first and last epoch of what stages define.
+    within : mapping of Tensor to (Tensor, int), optional
+        Tensors that lie in another one, which lies in none, and at which of its bytes.
 
     Returns
     -------
@@ -101,8 +106,17 @@ def place_buffers(
     buffers += [Buffer(t.name, t.shape, t.dtype, "constant", t.name) for t in program.constants]
     outer = dict.fromkeys((*program.inputs, *program.outputs, *program.constants))
     inner = [t for t in first if t not in outer]
-    offsets, total = place([Lifetime(t.nbytes, first[t], last[t]) for t in inner])
-    buffers += [Buffer(t.name, t.shape, t.dtype, "workspace", t.name, at) for t, at in zip(inner, offsets, strict=True)]
+    home = {t: (within or {}).get(t, (t, 0)) for t in inner}
+    begins: dict[Tensor, int] = {}
+    ends: dict[Tensor, int] = {}
+    for t, (whole, _) in home.items():
+        begins[whole] = min(first[t], begins.get(whole, first[t]))
+        ends[whole] = max(last[t], ends.get(whole, last[t]))
+    offsets, total = place([Lifetime(whole.nbytes, begins[whole], ends[whole]) for whole in begins])
+    start = dict(zip(begins, offsets, strict=True))
+    buffers += [
+        Buffer(t.name, t.shape, t.dtype, "workspace", t.name, start[whole] + at) for t, (whole, at) in home.items()
+    ]
     return tuple(buffers), {t: i for i, t in enumerate([*outer, *inner])}, total
 
 

@@ -284,7 +284,8 @@ def _about(decisions: Sequence[Decision], wrong: Step) -> tuple[Decision, ...]:
     if departure is None:
         return ()
     names = {departure.te, departure.tensor, *departure.unknown}
-    stages = {wrong.name} if wrong.name in ("horizontal", "vertical", "narrow", "roll", "precision") else None
+    transformations = ("gathered", "horizontal", "vertical", "narrow", "roll", "precision")
+    stages = {wrong.name} if wrong.name in transformations else None
     return tuple(
         decision
         for decision in decisions

@@ -17,7 +17,7 @@ import tvm_ffi
 from souffle.codegen.plan import Buffer, Plan
 from souffle.errors import ArtifactError
 from souffle.runtime import artifact
-from souffle.runtime.bound import BoundNetwork, Buffers, buffers_of
+from souffle.runtime.bound import BoundNetwork, Buffers, aligned_bytes, buffers_of
 from souffle.runtime.explain import explain
 from souffle.runtime.network import KernelInfo, signature_of
 from souffle.runtime.shared_constants import SharedConstants
@@ -47,6 +47,14 @@ def _tensor_of(array: np.ndarray, shape: tuple[int, ...]) -> tvm.runtime.Tensor:
     return tvm.runtime.tensor(np.ascontiguousarray(array).reshape(shape))
 
 
+def _view(memory: np.ndarray, shape: Sequence[int], dtype: str) -> tvm.runtime.Tensor:
+    """A tensor in the bytes of an array."""
+    if not memory.size:
+        return tvm.runtime.empty(shape, dtype)
+    # Not a view at an offset, which LLVM's code would not see.
+    return tvm_ffi.from_dlpack(memory)._create_view(shape, dtype)
+
+
 class _Place:
     """The tensor of an input or output in a workspace, and the calls that take it.
 
@@ -72,8 +80,7 @@ class _Place:
 
     def lend(self, array: np.ndarray) -> None:
         """Let the calls work on a caller's array in the tensor's place."""
-        of_bytes = tvm_ffi.from_dlpack(array.reshape(-1).view(np.uint8))
-        self._give(of_bytes._create_view(self.tensor.shape, self.tensor.dtype))
+        self._give(_view(array.reshape(-1).view(np.uint8), self.tensor.shape, self.tensor.dtype))
 
     def take_back(self) -> None:
         """Let the calls work on the tensor again."""
@@ -95,23 +102,17 @@ def _apart(array: np.ndarray, others: Sequence[np.ndarray]) -> bool:
 
 
 class _Workspace:
-    """What one call writes: where its inputs are put, what lies between, and its outputs.
-
-    Buffers that share an offset, a shape and a type are one tensor. TVM's tensors are whole allocations, so overlapping
-    buffers of different shapes are kept apart.
-    """
+    """What one call writes: where its inputs are put, what lies between in one allocation, and its outputs."""
 
     def __init__(self, plan: Plan, functions: Sequence[Any], constants: dict[int, tvm.runtime.Tensor]) -> None:
-        tensors, shared = dict(constants), {}
+        tensors = dict(constants)
+        between = aligned_bytes(plan.workspace_bytes)
         self.inputs: list[_Place] = []
         self.outputs: list[_Place] = []
         self._types = [buffer.element_type for buffer in plan.buffers if buffer.kind == "output"]
         for index, buffer in enumerate(plan.buffers):
             if buffer.kind == "workspace":
-                key = (buffer.offset, buffer.shape, buffer.dtype)
-                if key not in shared:
-                    shared[key] = tvm.runtime.empty(buffer.shape, buffer.dtype)
-                tensors[index] = shared[key]
+                tensors[index] = _view(between[buffer.offset :][: buffer.nbytes], buffer.shape, buffer.dtype)
             elif buffer.kind != "constant":
                 place = _Place(index, buffer)
                 tensors[index] = place.tensor

@@ -96,7 +96,7 @@ def _first_wrong(report: BisectReport) -> tuple[str, str]:
 def test_a_network_that_is_right_is_called_right(model: onnx.ModelProto) -> None:
     report = bisect(model, target="cpu")
     assert report.wrong is None and not report.failure and report.reference == "ONNX Runtime"
-    steps = ["frontend", "precision", "horizontal", "vertical", "narrow", "kernels"]
+    steps = ["frontend", "gathered", "precision", "horizontal", "vertical", "narrow", "kernels"]
     assert [step.name for step in report.steps] == steps
     assert all(step.ok and step.departure is None for step in report.steps)
     # Each operator's value, as ONNX Runtime has them all.

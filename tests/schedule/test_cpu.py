@@ -635,3 +635,18 @@ def test_every_second_element_is_read_only_where_it_is(extent):
         cubes = np.pad(np.abs(x) ** 3, ((0, 0), (0, 0), (1, 1)))
         want = np.cbrt(sum(cubes[..., k : k + extent : 2] for k in range(3)))
         np.testing.assert_allclose(souffle.compile(model, target="cpu")(x)["y"], want, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 300), (4, 256), (3, 7), (5, 1), (2, 3, 530), (40, 1000)])
+def test_functions_of_elements_that_share_all_loops_are_vectors(shape):
+    """A recurrent cell's state and its output: the second reads what the first wrote, at the same element."""
+    x, y = values(*shape), values(*shape, seed=1)
+    a, b = placeholders(x, y)
+    state = te.compute(shape, lambda *i: te.tanh(a(*i)) * b(*i), name="state")
+    out = te.compute(shape, lambda *i: te.sigmoid(b(*i)) * te.tanh(state(*i)), name="out")
+    func, (got_state, got) = execute((a, b, state, out), (x, y))
+    wanted = np.tanh(x) * y
+    np.testing.assert_allclose(got_state, wanted, rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(got, np.tanh(wanted) / (1 + np.exp(-y)), rtol=2e-6, atol=1e-6)
+    if shape[-1] >= 16:
+        assert str(func).count("T.vectorized") >= 2

@@ -12,7 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import te, topi
 
 import souffle
-from souffle.schedule.cpu import build_cpu, host_target, use_cores
+from souffle.schedule.cpu import build_cpu, host_target, machine_of, schedule_with_constants, use_cores
+from souffle.schedule.cpu.contraction_form import contraction_of
+from souffle.schedule.cpu.contraction_tiling import product_tiling
+from souffle.schedule.cpu.nest import parse
 from souffle.schedule.cpu.packed_constants import PackedLayout
 from souffle.schedule.cpu.winograd import WinogradLayout
 
@@ -24,12 +27,12 @@ def drawn(rng, *shape, dtype=FLOAT):
     return rng.standard_normal(shape).astype(dtype)
 
 
-def run(tensors, arrays, constants, **options):
+def run(tensors, arrays, constants, *, target=TARGET, **options):
     """Compile with some parameters as constants; the output, and the layouts of what was packed."""
-    use_cores(TARGET)
+    use_cores(target)
     scheduled = {}
     func = te.create_prim_func(list(tensors))
-    module = build_cpu({"f": func}, TARGET, constants={"f": constants}, scheduled=scheduled, **options)
+    module = build_cpu({"f": func}, target, constants={"f": constants}, scheduled=scheduled, **options)
     (*_, out) = tensors
     given = [*arrays, np.full([int(e) for e in out.shape], np.nan, str(out.dtype))]
     parameters = scheduled["f"].parameters
@@ -244,3 +247,41 @@ def test_switching_filtering_off_is_an_option_of_a_compilation():
     names = [{b.name: b.shape for b in net.plan.buffers if b.kind == "constant"} for net in (on, off)]
     assert names[0] != names[1]
     np.testing.assert_allclose(on(x)["y"], off(x)["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_rows_that_follow_each_other_are_one_run_of_tiles():
+    """Fifty steps of a batch of six are 300 rows, of which a tile takes more than six."""
+    rng = np.random.default_rng(0)
+    a, b = drawn(rng, 50, 6, 96), drawn(rng, 96, 144)
+    x, w = te.placeholder(a.shape, "float32", "x"), te.placeholder(b.shape, "float32", "w")
+    k = te.reduce_axis((0, 96), "k")
+    product = te.compute((50, 6, 144), lambda m, i, j: te.sum(x[m, i, k] * w[k, j], axis=k), name="product")
+    form = contraction_of(parse(te.create_prim_func([x, w, product])).items[0])
+    assert product_tiling(form, machine_of(TARGET), packed=True).rows > 6
+    out, _ = run((x, w, product), (a, b), [1])
+    np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
+    # Of six rows five are read: tiles do not cross from one run to the next where a run has a divisor that serves.
+    part = te.compute((50, 5, 144), lambda m, i, j: te.sum(x[m, i, k] * w[k, j], axis=k), name="part")
+    form = contraction_of(parse(te.create_prim_func([x, w, part])).items[0])
+    assert product_tiling(form, machine_of(TARGET), packed=True).rows == 5
+    out, _ = run((x, w, part), (a, b), [1])
+    np.testing.assert_allclose(out, a[:, :5] @ b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1, 300, 500), (3, 64, 250), (2, 7, 1), (40, 200, 330)])
+@pytest.mark.parametrize("cores", [1, 2, 3])
+def test_panels_that_are_read_from_the_end_give_the_same_numbers(shape, cores):
+    rows, depth, columns = shape
+    rng = np.random.default_rng(0)
+    a, b = drawn(rng, rows, depth), drawn(rng, depth, columns)
+    x, w = te.placeholder(a.shape, "float32", "x"), te.placeholder(b.shape, "float32", "w")
+    k = te.reduce_axis((0, depth), "k")
+    product = te.compute((rows, columns), lambda i, j: te.sum(x[i, k] * w[k, j], axis=k), name="product")
+    func = te.create_prim_func([x, w, product])
+    target = tvm.target.Target({"kind": "llvm", "mcpu": TARGET.attrs["mcpu"], "num-cores": cores})
+    known = {"target": target, "constants": [1]}
+    texts = [schedule_with_constants(func, **known, backwards=way).func.script() for way in (False, True)]
+    found = [run((x, w, product), (a, b), [1], backwards=names, target=target)[0] for names in ((), ("f",))]
+    np.testing.assert_array_equal(*found)
+    np.testing.assert_allclose(found[0], a @ b, rtol=1e-4, atol=1e-4)
+    assert (texts[0] != texts[1]) == (columns > 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from souffle.schedule.cpu.build import build_cpu
 from souffle.schedule.cpu.host import Machine, SharedCores, host_target, machine_of, use_cores
+from souffle.schedule.cpu.price import function_cycles
 from souffle.schedule.cpu.schedule import Layout, ScheduledFunction, schedule_cpu, schedule_with_constants
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "ScheduledFunction",
     "SharedCores",
     "build_cpu",
+    "function_cycles",
     "host_target",
     "machine_of",
     "schedule_cpu",

@@ -34,6 +34,7 @@ def build_cpu(
     constants: Mapping[str, Collection[int]] | None = None,
     scheduled: dict[str, ScheduledFunction] | None = None,
     winograd: bool = True,
+    backwards: Collection[str] = (),
 ) -> tvm.runtime.Module:
     """Schedule and compile functions.
 
@@ -56,6 +57,8 @@ def build_cpu(
         `constants`.
     winograd : bool
         Whether convolutions with constant weights may be computed by minimal filtering.
+    backwards : collection of str
+        The functions that read packed constants from their end.
 
     Returns
     -------
@@ -70,7 +73,9 @@ def build_cpu(
     known = {name: (constants or {}).get(name, ()) for name in names}
 
     def scheduler(name: str) -> ScheduledFunction:
-        return schedule_with_constants(funcs[name], target=target, constants=known[name], winograd=winograd)
+        return schedule_with_constants(
+            funcs[name], target=target, constants=known[name], winograd=winograd, backwards=name in backwards
+        )
 
     unscheduled: dict[str, str] = {}
     compiled: dict[str, ScheduledFunction] = {} if scheduled is None else scheduled

@@ -73,8 +73,16 @@ def materialized_rows(form: CpuContraction) -> tuple[Nest, CpuContraction] | Non
     return nest, changed
 
 
-def emit_contraction(form: CpuContraction, machine: Machine) -> tirx.Stmt:
-    """The loops of a contraction, a parallel one outermost."""
+def emit_contraction(form: CpuContraction, machine: Machine, *, backwards: bool = False) -> tirx.Stmt:
+    """The loops of a contraction, a parallel one outermost.
+
+    Parameters
+    ----------
+    form : CpuContraction
+    machine : Machine
+    backwards : bool
+        Whether each thread takes its panels that were packed ahead of time from the last to the first.
+    """
     tiling = product_tiling(form, machine, packed=form.panels is not None)
     batches = form.batches
     panels = -(-form.width // tiling.width)
@@ -91,7 +99,21 @@ def emit_contraction(form: CpuContraction, machine: Machine) -> tirx.Stmt:
         return _task(form, tiling, batch, panel, chunk, per_chunk, chunks)
 
     kind = kind_of_loop(product_cycles(form, machine, packed=form.panels is not None))
-    return loop(batches * panels * chunks, task, kind, name="task", dtype=index)
+    count = batches * panels * chunks
+    if not backwards or form.panels is None:
+        return loop(count, task, kind, name="task", dtype=index)
+    threads = machine.cores if kind == ForKind.PARALLEL else 1
+    # As TVM divides a parallel loop: a thread keeps its panels whatever the direction.
+    share = -(-count // threads)
+
+    def run(thread: PrimExpr) -> tirx.Stmt:
+        def turned(number: PrimExpr) -> tirx.Stmt:
+            at = thread * share + (share - 1 - number)
+            return task(at) if count % share == 0 else tirx.IfThenElse(at < count, task(at), None)
+
+        return loop(share, turned, name="task", dtype=index)
+
+    return loop(threads, run, kind, name="thread", dtype=index)
 
 
 def _chunks(tasks: int, tiles: int, cores: int, least: int) -> int:

@@ -9,6 +9,7 @@ from tvm import tirx
 from souffle.schedule.cpu.contraction_form import CpuContraction
 from souffle.schedule.cpu.host import Machine
 from souffle.schedule.cpu.nest import (
+    Axis,
     flat_index,
     map_buffer_loads,
     replace_variables,
@@ -137,9 +138,22 @@ def product_tiling(form: CpuContraction, machine: Machine, *, packed: bool) -> C
     lanes = machine.lanes(str(form.nest.body.buffer.dtype)) if form.dot is None else form.dot.lanes
     registers = machine.vector_registers
     vectors = panel_vectors(form.width, lanes, registers) if packed else None
-    # Where rows have several axes, those of the last one lie in one run.
-    run = form.rows[-1].extent if len(form.rows) > 1 else form.height
-    return tiling_of(form.height, form.width, lanes, registers, vectors=vectors, run=run)
+    return tiling_of(form.height, form.width, lanes, registers, vectors=vectors, run=_run_of_rows(form))
+
+
+def _run_of_rows(form: CpuContraction) -> int:
+    """Rows that follow each other in memory: of the last axis, and of those before it that go on where it ends."""
+    axes, loads = form.nest.axes, buffer_loads(form.scalar.value)
+    run = 1
+    inner: Axis | None = None
+    for axis in reversed(form.rows):
+        if inner is not None and any(
+            stride_along(load, axis, axes) != run * (stride_along(load, inner, axes) or 0) for load in loads
+        ):
+            break
+        inner = form.rows[-1]
+        run *= axis.extent
+    return run
 
 
 def product_cycles(form: CpuContraction, machine: Machine, *, packed: bool) -> float:

@@ -32,11 +32,13 @@ from souffle.schedule.cpu.windows import hoist_windows
 from souffle.schedule.cpu.winograd import WinogradLayout, by_winograd
 from souffle.schedule.cpu.words import dots_of, in_words
 from souffle.tvm_calls import structural_walk
-from souffle.tvm_compat import buffer_loads, sequence
+from souffle.tvm_compat import PrimExpr, buffer_loads, sequence
 
 __all__ = ["Layout", "ScheduledFunction", "schedule_cpu", "schedule_with_constants"]
 
 _TASKS_PER_CORE = 4
+_RUN_VECTORS = 16
+"""Of nests that share all loops, one after another: a few thousand bytes, which stay in the first-level cache."""
 
 
 Layout = PackedLayout | WinogradLayout
@@ -75,7 +77,12 @@ def schedule_cpu(func: tirx.PrimFunc, *, target: tvm.target.Target) -> tirx.Prim
 
 
 def schedule_with_constants(
-    func: tirx.PrimFunc, *, target: tvm.target.Target, constants: Iterable[int] = (), winograd: bool = True
+    func: tirx.PrimFunc,
+    *,
+    target: tvm.target.Target,
+    constants: Iterable[int] = (),
+    winograd: bool = True,
+    backwards: bool = False,
 ) -> ScheduledFunction:
     """Schedule a function for the CPU.
 
@@ -89,6 +96,8 @@ def schedule_with_constants(
         Positions of the parameters that hold the same in every call, which may be packed.
     winograd : bool
         Whether convolutions with constant weights may be computed by minimal filtering.
+    backwards : bool
+        Whether packed constants are read from their end.
 
     Returns
     -------
@@ -124,7 +133,7 @@ def schedule_with_constants(
         units.append((item, form))
     if not any(isinstance(item, Nest) for item, _ in units):
         return ScheduledFunction.as_it_is(func)
-    body = sequence(*(expand_elementary(statement) for statement in _statements(units, machine)))
+    body = sequence(*(expand_elementary(statement) for statement in _statements(units, machine, backwards)))
     used = _buffers(body)
     whole = [(i, p) for i, p in enumerate(func.params) if not packed or any(p.same_as(b) for b in used)]
     parameters = [*(p for _, p in whole), *(buffer for buffer, _, _ in packed)]
@@ -137,7 +146,7 @@ def schedule_with_constants(
 
 
 def _statements(
-    units: Sequence[tuple[Nest | tirx.Stmt, CpuContraction | None]], machine: Machine
+    units: Sequence[tuple[Nest | tirx.Stmt, CpuContraction | None]], machine: Machine, backwards: bool
 ) -> list[tirx.Stmt]:
     """Emit contractions one by one, and what can share loops together."""
     statements: list[tirx.Stmt] = []
@@ -145,7 +154,7 @@ def _statements(
     while position < len(units):
         item, form = units[position]
         if form is not None:
-            statements.append(emit_contraction(form, machine))
+            statements.append(emit_contraction(form, machine, backwards=backwards))
             position += 1
         elif not isinstance(item, Nest):
             statements.append(item)
@@ -231,6 +240,8 @@ def _emit(nest: Nest, machine: Machine) -> tirx.Stmt:
 def _emit_group(group: Sequence[Nest], depth: int, machine: Machine) -> tirx.Stmt:
     if len(group) == 1:
         return _emit_alone(group[0], machine)
+    if all(nest.injective and len(nest.spatial) == depth for nest in group):
+        return _emit_in_runs(group, machine)
     extent = product(axis.extent for axis in group[0].spatial[:depth])
 
     def task(number: tirx.Var) -> tirx.Stmt:
@@ -238,6 +249,33 @@ def _emit_group(group: Sequence[Nest], depth: int, machine: Machine) -> tirx.Stm
 
     kind = kind_of_loop(nest_cycles(group, machine))
     return loop(extent, task, kind, name="task", dtype=_index_type(group))
+
+
+def _emit_in_runs(group: Sequence[Nest], machine: Machine) -> tirx.Stmt:
+    """Nests that share all of their loops: in runs along the last one, so that each nest has vectors."""
+    *outer, last = group[0].spatial
+    size = min(last.extent, _RUN_VECTORS * min(lanes_of(nest.body, machine) for nest in group))
+    runs, rest = divmod(last.extent, size)
+    count = product(axis.extent for axis in outer)
+    joint = Axis(tirx.Var("run", last.dtype), runs)
+
+    def part(nest: Nest, values: dict[tirx.Var, PrimExpr], start: PrimExpr | int, extent: int) -> tirx.Stmt:
+        own = nest.spatial[:-1]
+        bound = {axis.var: values[like.var] for axis, like in zip(own, outer, strict=True)}
+        return _emit(nest.restrict(nest.spatial[-1], start, extent).bind(bound), machine)
+
+    def task(number: tirx.Var) -> tirx.Stmt:
+        values = decode(number, [*outer, joint])
+        return sequence(*(part(nest, values, values[joint.var] * size, size) for nest in group))
+
+    def remainder(number: tirx.Var) -> tirx.Stmt:
+        return sequence(*(part(nest, decode(number, outer), runs * size, rest) for nest in group))
+
+    index, kind = _index_type(group), kind_of_loop(nest_cycles(group, machine))
+    statements = [loop(count * runs, task, kind, name="task", dtype=index)]
+    if rest:
+        statements.append(loop(count, remainder, name="rest", dtype=index))
+    return sequence(*statements)
 
 
 def _index_type(group: Sequence[Nest]) -> str:
