@@ -12,8 +12,16 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import te, topi
 
 import souffle
-from souffle.schedule.cpu import build_cpu, host_target, machine_of, schedule_with_constants, use_cores
-from souffle.schedule.cpu.contraction_form import contraction_of
+from souffle.schedule.cpu import (
+    build_cpu,
+    contraction,
+    contraction_tiling,
+    host_target,
+    machine_of,
+    schedule_with_constants,
+    use_cores,
+)
+from souffle.schedule.cpu.contraction_form import contraction_of, contractions_of
 from souffle.schedule.cpu.contraction_tiling import product_tiling
 from souffle.schedule.cpu.nest import parse
 from souffle.schedule.cpu.packed_constants import PackedLayout
@@ -84,6 +92,34 @@ def test_products_read_packed_weights(m, k, n, transposed):
     # One row is multiplied along the weights' own rows.
     assert [type(layout) for layout in layouts] == ([] if m == 1 and transposed else [PackedLayout])
     np.testing.assert_allclose(result, a.astype(float) @ (b.T if transposed else b) + 1, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(100, 40, 784), (9, 17, 1000), (31, 300, 500), (64, 64, 2049)])
+@pytest.mark.parametrize("room", [None, 4096])
+def test_weights_are_rows_of_products_with_many_columns(m, k, n, room, monkeypatch):
+    """With less room than the weights need, a tile of them is multiplied with several panels before the next one."""
+    if room is not None:
+        monkeypatch.setattr(contraction_tiling, "CACHE_BYTES", room)
+        monkeypatch.setattr(contraction, "_FIRST_LEVEL", 0)
+    rng = np.random.default_rng(m + k + n)
+    a, b = drawn(rng, m, k), drawn(rng, k, n)
+    w, x = te.placeholder(a.shape), te.placeholder(b.shape)
+    out = topi.nn.relu(topi.matmul(w, x))
+    result, layouts = run([w, x, out], [a, b], [0])
+    assert [layout.columns for layout in layouts] == [((m, k),)]
+    np.testing.assert_allclose(result, np.maximum(a.astype(float) @ b, 0), rtol=1e-4, atol=1e-4)
+
+
+def test_panels_are_as_many_at_a_time_as_have_room(monkeypatch):
+    x, w = te.placeholder((64, 500), name="x"), te.placeholder((300, 64), name="w")
+    (nest,) = parse(te.create_prim_func([x, w, topi.matmul(w, x)])).items
+    (form,) = [form for form in contractions_of(nest) if not form.by_rows]
+    tiling = contraction_tiling.CpuTiling(8, 3, 16)
+    assert contraction_tiling.panels_together(form, tiling) == 1
+    panel = 4 * 64 * tiling.width
+    for room, together in ((panel - 1, 1), (3 * panel, 3), (4 * panel, 4), (5 * panel, 4), (6 * panel, 6)):
+        monkeypatch.setattr(contraction_tiling, "CACHE_BYTES", room)
+        assert contraction_tiling.panels_together(form, tiling) == (together if room < 300 * 64 * 4 else 1), room
 
 
 def test_a_constant_that_is_read_in_two_ways_is_there_as_it_is_and_packed():
@@ -257,13 +293,13 @@ def test_rows_that_follow_each_other_are_one_run_of_tiles():
     k = te.reduce_axis((0, 96), "k")
     product = te.compute((50, 6, 144), lambda m, i, j: te.sum(x[m, i, k] * w[k, j], axis=k), name="product")
     form = contraction_of(parse(te.create_prim_func([x, w, product])).items[0])
-    assert product_tiling(form, machine_of(TARGET), packed=True).rows > 6
+    assert product_tiling(form, machine_of(TARGET), packed="columns").rows > 6
     out, _ = run((x, w, product), (a, b), [1])
     np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
     # Of six rows five are read: tiles do not cross from one run to the next where a run has a divisor that serves.
     part = te.compute((50, 5, 144), lambda m, i, j: te.sum(x[m, i, k] * w[k, j], axis=k), name="part")
     form = contraction_of(parse(te.create_prim_func([x, w, part])).items[0])
-    assert product_tiling(form, machine_of(TARGET), packed=True).rows == 5
+    assert product_tiling(form, machine_of(TARGET), packed="columns").rows == 5
     out, _ = run((x, w, part), (a, b), [1])
     np.testing.assert_allclose(out, a[:, :5] @ b, rtol=1e-4, atol=1e-4)
 

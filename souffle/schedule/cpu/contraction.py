@@ -8,7 +8,7 @@ rows once per panel, the panel from the second-level cache. So the sum needs no 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tvm import DataType, tirx
@@ -16,7 +16,13 @@ from tvm.ir.expr import TensorLoad
 from tvm.tirx import ForKind
 
 from souffle.schedule.cpu.contraction_form import CpuContraction
-from souffle.schedule.cpu.contraction_tiling import CpuTiling, product_cycles, product_tiling, reads_in_vectors
+from souffle.schedule.cpu.contraction_tiling import (
+    CpuTiling,
+    panels_together,
+    product_cycles,
+    product_tiling,
+    reads_in_vectors,
+)
 from souffle.schedule.cpu.host import Machine
 from souffle.schedule.cpu.loop_emission import pieces
 from souffle.schedule.cpu.nest import (
@@ -28,8 +34,10 @@ from souffle.schedule.cpu.nest import (
     map_buffer_loads,
     product,
     replace_variables,
+    shape_of,
     uses,
 )
+from souffle.schedule.cpu.prefetch import prefetch
 from souffle.schedule.cpu.sharing import kind_of_loop
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, sequence
 
@@ -43,6 +51,8 @@ _MIN_CHUNK_TILES = 4
 _MAX_GROWTH = 2
 _MANY_COLUMNS = 256
 """For fewer a factor is converted where it is read, since writing it in another type would cost more."""
+_FIRST_LEVEL = 32 << 10
+"""Bytes of constants that are in the first-level cache after their first use, so that none is asked for ahead."""
 _MAX_STACK_BYTES = 1008
 """TVM puts smaller buffers on the stack, where LLVM turns them into registers; larger ones it allocates by a call."""
 
@@ -83,26 +93,33 @@ def emit_contraction(form: CpuContraction, machine: Machine, *, backwards: bool 
     backwards : bool
         Whether each thread takes its panels that were packed ahead of time from the last to the first.
     """
-    tiling = product_tiling(form, machine, packed=form.panels is not None)
-    batches = form.batches
-    panels = -(-form.width // tiling.width)
-    tiles = form.height // tiling.rows
-    chunks = _chunks(batches * panels, tiles, machine.cores, _MIN_CHUNK_TILES if form.panels is None else 1)
+    tiling = product_tiling(form, machine, packed=form.packed)
+    batches, tiles = form.batches, form.height // tiling.rows
+    together = panels_together(form, tiling)
+    blocks = -(-form.width // (tiling.width * together))
+    chunks = _chunks(batches * blocks, tiles, machine.cores, _MIN_CHUNK_TILES if form.panels is None else 1)
+    turned = backwards and form.panels is not None
     index = form.nest.spatial[-1].dtype
-    per_chunk = tiles // chunks
 
     def task(number: PrimExpr) -> tirx.Stmt:
         chunk = tirx.floormod(number, tirx.const(chunks, index))
         rest = tirx.floordiv(number, tirx.const(chunks, index))
-        panel = tirx.floormod(rest, tirx.const(panels, index))
-        batch = decode(tirx.floordiv(rest, tirx.const(panels, index)), form.batch)
-        return _task(form, tiling, batch, panel, chunk, per_chunk, chunks)
+        block = tirx.floormod(rest, tirx.const(blocks, index))
+        batch = decode(tirx.floordiv(rest, tirx.const(blocks, index)), form.batch)
+        return _Task(form, tiling, batch, block, together, _Run(chunk, tiles // chunks, chunks), turned).statement()
 
-    kind = kind_of_loop(product_cycles(form, machine, packed=form.panels is not None))
-    count = batches * panels * chunks
-    if not backwards or form.panels is None:
-        return loop(count, task, kind, name="task", dtype=index)
-    threads = machine.cores if kind == ForKind.PARALLEL else 1
+    kind = kind_of_loop(product_cycles(form, machine, packed=form.packed))
+    count = batches * blocks * chunks
+    if turned:
+        return _turned(count, task, kind, machine.cores, index)
+    return loop(count, task, kind, name="task", dtype=index)
+
+
+def _turned(
+    count: int, task: Callable[[PrimExpr], tirx.Stmt], kind: ForKind, cores: int, index: str
+) -> tirx.Stmt:
+    """A loop whose threads each take the tasks that would be theirs, from the last to the first."""
+    threads = cores if kind == ForKind.PARALLEL else 1
     # As TVM divides a parallel loop: a thread keeps its panels whatever the direction.
     share = -(-count // threads)
 
@@ -129,34 +146,104 @@ def _chunks(tasks: int, tiles: int, cores: int, least: int) -> int:
     return 1
 
 
-def _task(
-    form: CpuContraction,
-    tiling: CpuTiling,
-    batch: dict[tirx.Var, PrimExpr],
-    number: PrimExpr,
-    chunk: PrimExpr,
-    per_chunk: int,
-    chunks: int,
-) -> tirx.Stmt:
-    """One panel, times one run of tiles of rows."""
-    panels = -(-form.width // tiling.width)
-    valid = form.width - (panels - 1) * tiling.width
-    first = number * tiling.width
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """The tiles of rows of a task: one of `chunks` runs, each of `tiles`."""
 
-    def body(shape: CpuTiling, used: int) -> tirx.Stmt:
-        if form.panels is None:
-            panel = _Panel.to_pack(form, shape, used, batch, first)
-        else:
-            panel = _Panel.ready(form, shape, used, batch, number, first)
-        return panel.times_rows(tiling.rows, chunk, per_chunk, chunks)
+    chunk: PrimExpr
+    tiles: int
+    chunks: int
 
-    last = body(replace(tiling, vectors=-(-valid // tiling.lanes)), valid)
-    if panels == 1:
-        return last
-    full = body(tiling, tiling.width)
-    if valid == tiling.width:
-        return full
-    return tirx.IfThenElse(number < panels - 1, full, last)
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """One block of panels, times one run of tiles of rows.
+
+    Attributes
+    ----------
+    form : CpuContraction
+    tiling : CpuTiling
+    batch : dict
+        Values of the batch axes.
+    block : expression
+        The block's number.
+    together : int
+        Panels of a block: a tile of rows is multiplied with one after another.
+    run : _Run
+    turned : bool
+        Whether the panel before is the next one.
+    """
+
+    form: CpuContraction
+    tiling: CpuTiling
+    batch: dict[tirx.Var, PrimExpr]
+    block: PrimExpr
+    together: int
+    run: _Run
+    turned: bool
+
+    def statement(self) -> tirx.Stmt:
+        """What the task does."""
+        packed = self.form.panels
+        if packed is None:
+            extents = (self.together, *(axis.extent for axis in self.form.nest.reduce), self.tiling.width)
+            packed = tirx.decl_buffer(extents, dtype_of(self.form.vector.value), "panels")
+        if self.together == 1:
+            return self._panel(packed, tirx.const(0, self._index), lambda panel: self._times_rows(packed, [panel]))
+        return self._times_rows(packed)
+
+    @property
+    def _index(self) -> str:
+        return self.form.nest.spatial[-1].dtype
+
+    def _times_rows(self, packed: tirx.Buffer, alone: Sequence[_Panel] = ()) -> tirx.Stmt:
+        """The products of the block's panels, or of one `alone`, with the run of tiles."""
+        size, run = self.tiling.rows, self.run
+
+        def each(make: Callable[[_Panel], tirx.Stmt]) -> tirx.Stmt:
+            return make(alone[0]) if alone else self._each(packed, make)
+
+        def tile(number: PrimExpr, height: int) -> tirx.Stmt:
+            return each(lambda panel: panel.tile(number, size, height))
+
+        first = run.chunk * run.tiles
+        ahead = self.form.panels is not None
+        statements = [
+            *([] if ahead else [tirx.AllocBuffer(packed), each(lambda panel: panel.pack())]),
+            loop(run.tiles, lambda t: tile(first + t, size), name="tile", dtype=self._index),
+        ]
+        tiles, remainder = divmod(self.form.height, size)
+        if remainder:
+            last = tile(tirx.const(tiles, self._index), remainder)
+            statements.append(last if run.chunks == 1 else tirx.IfThenElse(run.chunk == run.chunks - 1, last, None))
+        return sequence(*statements)
+
+    def _each(self, packed: tirx.Buffer, make: Callable[[_Panel], tirx.Stmt]) -> tirx.Stmt:
+        """A statement for each panel of the block."""
+        panels = -(-self.form.width // self.tiling.width)
+        count: PrimExpr | int = self.together
+        if panels % self.together:
+            count = tirx.min(tirx.const(self.together, self._index), panels - self.block * self.together)
+        return loop(count, lambda place: self._panel(packed, place, make), name="panel", dtype=self._index)
+
+    def _panel(self, packed: tirx.Buffer, place: PrimExpr, make: Callable[[_Panel], tirx.Stmt]) -> tirx.Stmt:
+        """A statement for the panel at a place of the block; the last one of a matrix may have fewer columns."""
+        form, tiling = self.form, self.tiling
+        panels = -(-form.width // tiling.width)
+        valid = form.width - (panels - 1) * tiling.width
+        number = self.block * self.together + place
+        where = [place]
+        if form.panels is not None:
+            where = [*(self.batch[axis.var] for axis in uses(form.vector.value, form.batch)), number]
+
+        def of(shape: CpuTiling, used: int) -> tirx.Stmt:
+            return make(_Panel(form, shape, used, self.batch, number * tiling.width, packed, tuple(where), self.turned))
+
+        last = of(replace(tiling, vectors=-(-valid // tiling.lanes)), valid)
+        if panels == 1:
+            return last
+        full = of(tiling, tiling.width)
+        return full if valid == tiling.width else tirx.IfThenElse(number < panels - 1, full, last)
 
 
 _Step = dict[tirx.Var, PrimExpr]
@@ -180,7 +267,9 @@ class _Panel:
     packed : Buffer
         Shape: `place`, then the steps of the sum, then the columns.
     place : tuple of expression
-        Where the panel is among those that were packed ahead of time; empty where the task packs it.
+        Where the panel is among those of the block, or among those that were packed ahead of time.
+    turned : bool
+        Whether the panel before is the next one.
     """
 
     form: CpuContraction
@@ -189,49 +278,13 @@ class _Panel:
     batch: dict[tirx.Var, PrimExpr]
     first: PrimExpr
     packed: tirx.Buffer
-    place: tuple[PrimExpr, ...] = ()
-
-    @classmethod
-    def to_pack(
-        cls, form: CpuContraction, tiling: CpuTiling, valid: int, batch: dict[tirx.Var, PrimExpr], first: PrimExpr
-    ) -> _Panel:
-        extents = tuple(a.extent for a in form.nest.reduce)
-        packed = tirx.decl_buffer((*extents, tiling.width), dtype_of(form.vector.value), "panel")
-        return cls(form, tiling, valid, batch, first, packed)
-
-    @classmethod
-    def ready(
-        cls,
-        form: CpuContraction,
-        tiling: CpuTiling,
-        valid: int,
-        batch: dict[tirx.Var, PrimExpr],
-        number: PrimExpr,
-        first: PrimExpr,
-    ) -> _Panel:
-        """One of those that were packed ahead of time."""
-        used = uses(form.vector.value, form.batch)
-        place = (*(batch[axis.var] for axis in used), number)
-        return cls(form, tiling, valid, batch, first, form.panels, place)
+    place: tuple[PrimExpr, ...]
+    turned: bool
 
     @property
     def index(self) -> str:
         """The type of loop variables."""
         return self.form.nest.spatial[-1].dtype
-
-    def times_rows(self, height: int, chunk: PrimExpr, per_chunk: int, chunks: int) -> tirx.Stmt:
-        """The products of the panel with one run of tiles of rows."""
-        rows = self.form.height
-        start = chunk * per_chunk
-        statements = [
-            *([] if self.place else [tirx.AllocBuffer(self.packed), self.pack()]),
-            loop(per_chunk, lambda t: self.tile((start + t) * height, height), name="tile", dtype=self.index),
-        ]
-        remainder = rows % height
-        if remainder:
-            last = self.tile(tirx.const(rows - remainder, self.index), remainder)
-            statements.append(last if chunks == 1 else tirx.IfThenElse(chunk == chunks - 1, last, None))
-        return sequence(*statements)
 
     def pack(self) -> tirx.Stmt:
         """Fill the panel: in vectors along the columns, or along memory, which is then transposed."""
@@ -292,7 +345,7 @@ class _Panel:
         """The vector factor at one step."""
         element = tirx.BufferLoad(self.packed, [*self._position(k), column])
         # A constant keeps its own type.
-        return map_buffer_loads(self.form.vector.value, lambda _: element) if self.place else element
+        return element if self.form.panels is None else map_buffer_loads(self.form.vector.value, lambda _: element)
 
     def _valid_columns(self, make: Callable[[PrimExpr], tirx.Stmt]) -> list[tirx.Stmt]:
         """A statement for each column that there is, in vectors."""
@@ -339,9 +392,40 @@ class _Panel:
 
         return loop(self.tiling.vectors, vector, ForKind.UNROLLED, name="u", dtype=self.index)
 
-    def tile(self, start: PrimExpr, height: int) -> tirx.Stmt:
-        """The products with `height` rows from `start`, whose totals are in registers."""
+    def _broadcast(self, k: _Step, number: PrimExpr, row: PrimExpr, place: PrimExpr) -> PrimExpr:
+        """The scalar factor of a row at one step; `place` is the row's in the tile of this number."""
+        value, tiles = self.form.scalar.value, self.form.row_tiles
+        if tiles is None:
+            return replace_variables(value, {**self.batch, **k, **decode(row, self.form.rows)})
+        batch = [self.batch[axis.var] for axis in uses(value, self.form.batch)]
+        steps = [k[axis.var] for axis in self.form.nest.reduce]
+        element = tirx.BufferLoad(tiles, [*batch, number, *steps, place])
+        # A constant keeps its own type.
+        return map_buffer_loads(value, lambda _: element)
+
+    def _ahead(self, k: _Step, number: PrimExpr) -> tirx.Stmt | None:
+        """Asks, in each step of a tile, for a line of what was packed ahead of time and comes next.
+
+        That is the next tile of rows; or the next panel, of which each tile of rows asks for another vector.
+        """
         form = self.form
+        tiles = form.panels if form.row_tiles is None else form.row_tiles
+        if tiles is None or product(shape_of(tiles)) * DataType(str(tiles.dtype)).itemsize <= _FIRST_LEVEL:
+            return None
+        reduce = form.nest.reduce
+        last = tirx.const(int(tiles.shape[-2 - len(reduce)]) - 1, self.index)
+        if form.row_tiles is not None:
+            batch = [self.batch[axis.var] for axis in uses(form.scalar.value, form.batch)]
+            following, within = tirx.min(number + 1, last), tirx.const(0, self.index)
+        else:
+            *batch, panel = self.place
+            following = tirx.max(panel - 1, 0) if self.turned else tirx.min(panel + 1, last)
+            within = tirx.min(number, tirx.const(self.tiling.vectors - 1, self.index)) * self.tiling.lanes
+        return prefetch(tirx.BufferLoad(tiles, [*batch, following, *(k[axis.var] for axis in reduce), within]))
+
+    def tile(self, number: PrimExpr, size: int, height: int) -> tirx.Stmt:
+        """The products with `height` rows of a tile of `size`, whose totals are in registers."""
+        form, start = self.form, number * size
         dtype = str(form.nest.body.buffer.dtype)
         depth = max(1, _MAX_STACK_BYTES // (self.tiling.width * DataType(dtype).itemsize))
         totals = [
@@ -350,11 +434,12 @@ class _Panel:
         ]
 
         def rows(make: Callable[[tirx.Buffer, PrimExpr, PrimExpr], tirx.Stmt]) -> tirx.Stmt:
+            """A statement of each row: its buffer, its place there, and in the tile."""
             return sequence(
                 *(
                     loop(
                         int(tile.shape[0]),
-                        lambda r, tile=tile, row=row: make(tile, r, start + (r + row)),
+                        lambda r, tile=tile, row=row: make(tile, r, r + row),
                         ForKind.UNROLLED,
                         name="r",
                         dtype=self.index,
@@ -367,8 +452,8 @@ class _Panel:
             return self._all_columns(lambda c: tirx.BufferStore(tile, form.identity, [r, c]))
 
         def step(k: _Step) -> tirx.Stmt:
-            def update(tile: tirx.Buffer, r: PrimExpr, row: PrimExpr) -> tirx.Stmt:
-                factor = replace_variables(form.scalar.value, {**self.batch, **k, **decode(row, form.rows)})
+            def update(tile: tirx.Buffer, r: PrimExpr, place: PrimExpr) -> tirx.Stmt:
+                factor = self._broadcast(k, number, start + place, place)
 
                 if form.dot is not None:
                     return self._dots(tile, r, factor, k)
@@ -379,11 +464,11 @@ class _Panel:
 
                 return self._all_columns(element)
 
-            return rows(update)
+            return sequence(self._ahead(k, number), rows(update))
 
-        def store(tile: tirx.Buffer, r: PrimExpr, row: PrimExpr) -> tirx.Stmt:
+        def store(tile: tirx.Buffer, r: PrimExpr, place: PrimExpr) -> tirx.Stmt:
             def element(c: PrimExpr) -> tirx.Stmt:
-                values = {**self.batch, **decode(row, form.rows), **decode(self.first + c, form.columns)}
+                values = {**self.batch, **decode(start + place, form.rows), **decode(self.first + c, form.columns)}
                 done = form.nest.bind({v: as_index(e, dtype_of(v)) for v, e in values.items()})
                 return done.finish(tirx.BufferLoad(tile, [r, c]))
 

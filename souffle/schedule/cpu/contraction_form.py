@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import tvm_ffi
 from tvm import tirx
@@ -18,6 +18,7 @@ from souffle.tvm_compat import PrimExpr, buffer_loads
 __all__ = [
     "Combiner",
     "CpuContraction",
+    "Packed",
     "Side",
     "combiner_of",
     "contraction_of",
@@ -26,6 +27,9 @@ __all__ = [
     "split_groups",
     "without_units",
 ]
+
+Packed = Literal["none", "rows", "columns"]
+"""Which factor of a product is packed ahead of time: the one whose elements are broadcast, or that of vectors."""
 
 _FEW_ROWS = 16
 """Below this, packing the columns costs more than it saves if they can be read as vectors where they are."""
@@ -83,6 +87,8 @@ class CpuContraction:
         What multiplies elements that are words of several numbers (:mod:`souffle.schedule.cpu.words`).
     panels : Buffer, optional
         The vector factor, packed ahead of time (:mod:`souffle.schedule.cpu.packed_constants`).
+    row_tiles : Buffer, optional
+        The scalar factor, packed so.
     """
 
     nest: Nest
@@ -94,6 +100,12 @@ class CpuContraction:
     identity: PrimExpr
     dot: Dot | None = None
     panels: tirx.Buffer | None = None
+    row_tiles: tirx.Buffer | None = None
+
+    @property
+    def packed(self) -> Packed:
+        """Which factor is packed ahead of time."""
+        return "columns" if self.panels is not None else "rows" if self.row_tiles is not None else "none"
 
     @property
     def height(self) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm import tirx
+from tvm import DataType, tirx
 
-from souffle.schedule.cpu.contraction_form import CpuContraction
+from souffle.schedule.cpu.contraction_form import CpuContraction, Packed
 from souffle.schedule.cpu.host import Machine
 from souffle.schedule.cpu.nest import (
     Axis,
@@ -21,12 +21,15 @@ from souffle.schedule.cpu.reduction import reduces_along_memory
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of
 
 __all__ = [
+    "CACHE_BYTES",
     "CpuTiling",
     "panel_vectors",
+    "panels_together",
     "product_cycles",
     "product_tiling",
     "reads_in_vectors",
     "reduction_cycles",
+    "row_tile",
     "tiling_of",
 ]
 
@@ -37,12 +40,19 @@ _LATENCY = 8
 """Multiplications that have to be in flight: four cycles' worth, of two units on some processors."""
 _STEP = 1.5
 """Cycles of a step beside its multiplications."""
-_MANY_ROWS = 1 << 12
+CACHE_BYTES = 3 << 18
+"""What is used again and again: less than the second-level cache of today's cores."""
+_MANY = 1 << 12
+"""Rows or columns."""
 _GATHERED, _SCATTERED = 3.0, 1.0
 """Cycles for an element that is packed by itself, and for one that is stored by itself, as measured."""
 _PACKED_VECTOR = 2.0
-_UNPACKED = 1.15
-"""Where constants are the rows, they lie a whole sum apart: measured on convolutions and products of six shapes."""
+_APART = 1.15
+"""Where rows are not packed, they lie a whole sum apart: measured on convolutions and products of six shapes."""
+_LINE, _PAGE = 64, 4096
+_NEXT_LINE, _NEXT_PAGE = 3.0, 9.0
+"""Cycles of a tile for a step to elements of its rows in another line, or in another page, whose address is looked up
+again: of products of 49, 784 and 3,136 rows on a processor whose second-level cache has 2 MB."""
 _LONE_RESULT = 8.0
 """Cycles to add the lanes of a vector up."""
 _VECTOR_OF_REDUCTION = 1.5
@@ -66,7 +76,14 @@ class CpuTiling:
 
 
 def tiling_of(
-    rows: int, columns: int, lanes: int, registers: int, *, vectors: int | None = None, run: int = 1
+    rows: int,
+    columns: int,
+    lanes: int,
+    registers: int,
+    *,
+    vectors: int | None = None,
+    run: int = 1,
+    height: int | None = None,
 ) -> CpuTiling:
     """The micro-kernel that needs the least time, its remainders included.
 
@@ -81,22 +98,24 @@ def tiling_of(
     run : int
         Rows that follow each other in memory. Tiles do not cross from one run to the next, if it has a divisor that
         serves as the height of tiles.
+    height : int, optional
+        Rows of a tile; as many as serve best without.
     """
     most = -(-columns // lanes)
     choices = [count for count in (3, 2, 1) if count <= most] if vectors is None else [vectors]
     best: tuple[float, CpuTiling] | None = None
     for count in choices:
-        height = _height(rows, count, registers, run)
-        cost = _cycles(rows, columns, CpuTiling(height, count, lanes))
+        tiling = CpuTiling(_height(rows, count, registers, run) if height is None else height, count, lanes)
+        cost = _cycles(rows, columns, tiling)
         if best is None or cost < best[0] * 0.995:
-            best = (cost, CpuTiling(height, count, lanes))
+            best = (cost, tiling)
     assert best is not None
     return best[1]
 
 
 def panel_vectors(columns: int, lanes: int, registers: int) -> int:
     """The vectors of a panel that is packed ahead of time: the same for any number of rows, which then share it."""
-    return tiling_of(_MANY_ROWS, columns, lanes, registers).vectors
+    return tiling_of(_MANY, columns, lanes, registers).vectors
 
 
 def _height(rows: int, vectors: int, registers: int, run: int) -> int:
@@ -125,19 +144,27 @@ def _steps(rows: int, vectors: int) -> float:
     return max(rows * vectors, 0.6 * (rows + vectors), _LATENCY) + _STEP
 
 
-def product_tiling(form: CpuContraction, machine: Machine, *, packed: bool) -> CpuTiling:
+def row_tile(form: CpuContraction, machine: Machine) -> int:
+    """The rows of a tile that is packed ahead of time: the same for any number of columns, which then share it."""
+    lanes = machine.lanes(str(form.nest.body.buffer.dtype))
+    return tiling_of(form.height, _MANY, lanes, machine.vector_registers, run=form.height).rows
+
+
+def product_tiling(form: CpuContraction, machine: Machine, *, packed: Packed) -> CpuTiling:
     """The micro-kernel of a contraction.
 
     Parameters
     ----------
     form : CpuContraction
     machine : Machine
-    packed : bool
-        Whether the columns are packed already.
+    packed : Packed
+        Which factor is packed already.
     """
     lanes = machine.lanes(str(form.nest.body.buffer.dtype)) if form.dot is None else form.dot.lanes
     registers = machine.vector_registers
-    vectors = panel_vectors(form.width, lanes, registers) if packed else None
+    if packed == "rows":
+        return tiling_of(form.height, form.width, lanes, registers, height=row_tile(form, machine))
+    vectors = panel_vectors(form.width, lanes, registers) if packed == "columns" else None
     return tiling_of(form.height, form.width, lanes, registers, vectors=vectors, run=_run_of_rows(form))
 
 
@@ -156,24 +183,57 @@ def _run_of_rows(form: CpuContraction) -> int:
     return run
 
 
-def product_cycles(form: CpuContraction, machine: Machine, *, packed: bool) -> float:
+def panels_together(form: CpuContraction, tiling: CpuTiling) -> int:
+    """How many panels a tile of rows is multiplied with before the next one.
+
+    All rows pass through the first-level cache for each block of panels. Where they have no room in the second-level
+    cache, a block has as many panels as it holds, so that the rows come from memory as seldom as can be.
+    """
+    if form.panels is not None:
+        return 1
+    rows = [DataType(dtype_of(form.scalar.value)), DataType(dtype_of(form.vector.value))]
+    row_bytes, column_bytes = (form.steps * dtype.itemsize for dtype in rows)
+    if form.height * row_bytes <= CACHE_BYTES:
+        return 1
+    panels = -(-form.width // tiling.width)
+    blocks = -(-panels // max(1, CACHE_BYTES // (column_bytes * tiling.width)))
+    return -(-panels // blocks)
+
+
+def product_cycles(form: CpuContraction, machine: Machine, *, packed: Packed) -> float:
     """Cycles of one core for a contraction: multiplying, packing columns, and storing results.
 
     Parameters
     ----------
     form : CpuContraction
     machine : Machine
-    packed : bool
-        Whether the columns are packed already.
+    packed : Packed
+        Which factor is packed already.
     """
     tiling = product_tiling(form, machine, packed=packed)
     columns = -(-form.width // tiling.lanes)
     cycles = form.steps * _cycles(form.height, form.width, tiling)
-    if not packed:
-        cycles *= _UNPACKED
+    if packed == "none":
+        cycles *= _APART
+    if packed != "columns":
         cycles += form.steps * (columns * _PACKED_VECTOR if reads_in_vectors(form) else form.width * _GATHERED)
+    if packed != "rows":
+        cycles += -(-form.height // tiling.rows) * -(-columns // tiling.vectors) * _far_steps(form)
     cycles += form.height * (columns if _stores_in_vectors(form) else form.width * _SCATTERED)
     return form.batches * cycles
+
+
+def _far_steps(form: CpuContraction) -> float:
+    """Cycles in which a tile waits for its rows: at each step that moves to another line, or to another page."""
+    axes, cycles = form.nest.axes, 0.0
+    for load in buffer_loads(form.scalar.value):
+        itemsize, times = DataType(str(load.source.dtype)).itemsize, 1
+        for axis in form.nest.reduce:
+            times *= axis.extent
+            stride = stride_along(load, axis, axes)
+            far = _PAGE if stride is None else abs(stride) * itemsize
+            cycles += times * (_NEXT_PAGE if far >= _PAGE else _NEXT_LINE if far >= _LINE else 0.0)
+    return cycles
 
 
 def reduction_cycles(form: CpuContraction, machine: Machine) -> float:

@@ -1,9 +1,10 @@
-"""Constants laid out ahead of time as the micro-kernel reads them: panels of columns, of which each step is one run.
+"""Constants laid out ahead of time as the micro-kernel reads them: panels of columns, or tiles of rows.
 
-What :mod:`souffle.schedule.cpu.contraction` packs in every call where the factor is only known then, is here packed
-once. A product of few rows, such as a step of a recurrent layer, reads each weight once: in panels memory is read from
-end to end, where rows of a matrix would be touched a few vectors at a time. And a convolution can take its vectors
-along the channels that it computes, of which there are many where images are small.
+Of either, each step of the sum is one run of memory. What :mod:`souffle.schedule.cpu.contraction` packs in every call
+where the factor is only known then, is here packed once. A product of few rows, such as a step of a recurrent layer,
+reads each weight once: in panels memory is read from end to end, where rows of a matrix would be touched a few vectors
+at a time. A convolution of small images can take its vectors along the channels that it computes, of which there are
+many, and one of large images along the images, with its weights as rows.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from tvm import tirx
 from tvm.ir.expr import TensorLoad
 from tvm.tirx import IntImm
 
-from souffle.schedule.cpu.contraction_form import CpuContraction, contraction_of, contractions_of
-from souffle.schedule.cpu.contraction_tiling import panel_vectors, product_cycles, reduction_cycles
+from souffle.schedule.cpu.contraction_form import CpuContraction, Packed, Side, contraction_of, contractions_of
+from souffle.schedule.cpu.contraction_tiling import panel_vectors, product_cycles, reduction_cycles, row_tile
 from souffle.schedule.cpu.host import Machine
 from souffle.schedule.cpu.nest import (
     Nest,
@@ -32,7 +33,7 @@ from souffle.schedule.cpu.nest import (
 )
 from souffle.tvm_compat import PrimExpr, buffer_loads
 
-__all__ = ["PackedLayout", "with_packed_constant"]
+__all__ = ["PackedContraction", "PackedLayout", "packed_contractions"]
 
 _MAX_GROWTH = 2
 """A constant whose elements are read in several places, as in windows, is not copied more often than that."""
@@ -96,10 +97,30 @@ class PackedLayout:
         return packed
 
 
-def with_packed_constant(
+@dataclass(frozen=True, eq=False)
+class PackedContraction:
+    """A contraction of which one factor is a constant, packed ahead of time.
+
+    Attributes
+    ----------
+    form : CpuContraction
+        With the packed buffer.
+    constant : Buffer
+    layout : PackedLayout
+    cycles : float
+        Predicted, of one core.
+    """
+
+    form: CpuContraction
+    constant: tirx.Buffer
+    layout: PackedLayout
+    cycles: float
+
+
+def packed_contractions(
     nest: Nest, constants: Sequence[tirx.Buffer], machine: Machine
-) -> tuple[CpuContraction, tirx.Buffer, PackedLayout] | None:
-    """A contraction that reads one of its factors in packed form, where that is predicted to take less time.
+) -> tuple[PackedContraction, ...]:
+    """The ways to compute a contraction of a packed constant, if one is predicted to take less time than without.
 
     Parameters
     ----------
@@ -110,35 +131,50 @@ def with_packed_constant(
 
     Returns
     -------
-    tuple or None
-        The contraction, the constant, and how it is packed. The packed buffer is what the vector factor reads.
+    tuple of PackedContraction
+        The quickest first.
     """
     known = contraction_of(nest)
-    best: tuple[float, CpuContraction, tirx.Buffer, PackedLayout] | None = None
+    found: list[PackedContraction] = []
     for form in contractions_of(nest):
-        loads = buffer_loads(form.vector.value)
-        if len(loads) != 1 or not any(loads[0].source.same_as(constant) for constant in constants):
-            continue
-        layout = _layout_of(form, loads[0], machine)
-        if layout is None:
-            continue
-        cycles = product_cycles(form, machine, packed=True)
-        if best is None or cycles < best[0]:
-            best = (cycles, form, loads[0].source, layout)
-    if best is None:
-        return None
-    cycles, form, constant, layout = best
-    otherwise = reduction_cycles(form, machine) if known is None else product_cycles(known, machine, packed=False)
-    if otherwise <= cycles:
-        return None
-    packed = tirx.decl_buffer(layout.shape, str(constant.dtype), f"{constant.name}_panels")
-    return replace(form, panels=packed), constant, layout
+        # Results of a vector lie apart where the last loop is one of rows, which a constant in vectors is worth alone.
+        sides = [("columns", form.vector), *([] if form.by_rows else [("rows", form.scalar)])]
+        for packed, side in sides:
+            constant = _constant_of(side, constants)
+            layout = None if constant is None else _layout_of(form, side, packed, machine)
+            if layout is not None:
+                found.append(_packed(form, packed, constant, layout, machine))
+    found.sort(key=lambda each: each.cycles)
+    if not found:
+        return ()
+    otherwise = (
+        reduction_cycles(found[0].form, machine) if known is None else product_cycles(known, machine, packed="none")
+    )
+    return tuple(found) if found[0].cycles < otherwise else ()
 
 
-def _layout_of(form: CpuContraction, load: TensorLoad, machine: Machine) -> PackedLayout | None:
-    """The layout of what a form reads along vectors; ``None`` where it is no element at a sum of multiples of loops."""
-    value = without_casts(form.vector.value)
-    if not isinstance(value, TensorLoad) or not form.nest.body.buffer.dtype.startswith("float"):
+def _constant_of(side: Side, constants: Sequence[tirx.Buffer]) -> tirx.Buffer | None:
+    """The constant that is all that a factor reads."""
+    loads = buffer_loads(side.value)
+    return next((c for c in constants if len(loads) == 1 and loads[0].source.same_as(c)), None)
+
+
+def _packed(
+    form: CpuContraction, packed: Packed, constant: tirx.Buffer, layout: PackedLayout, machine: Machine
+) -> PackedContraction:
+    if packed == "columns":
+        panels = tirx.decl_buffer(layout.shape, str(constant.dtype), f"{constant.name}_panels")
+        form = replace(form, panels=panels)
+    else:
+        tiles = tirx.decl_buffer(layout.shape, str(constant.dtype), f"{constant.name}_tiles")
+        form = replace(form, row_tiles=tiles)
+    return PackedContraction(form, constant, layout, product_cycles(form, machine, packed=packed))
+
+
+def _layout_of(form: CpuContraction, side: Side, packed: Packed, machine: Machine) -> PackedLayout | None:
+    """The layout of one factor of a form; ``None`` where it is no element at a sum of multiples of loops."""
+    load = without_casts(side.value)
+    if not isinstance(load, TensorLoad) or not form.nest.body.buffer.dtype.startswith("float"):
         return None
     axes = form.nest.axes
     if any(buffer_loads(index) for index in load.indices):
@@ -149,7 +185,7 @@ def _layout_of(form: CpuContraction, load: TensorLoad, machine: Machine) -> Pack
         return None
     batch = [axis for axis in form.batch if uses(load, [axis])]
     strides: list[_Strided] = []
-    for group in (batch, form.nest.reduce, form.columns):
+    for group in (batch, form.nest.reduce, form.columns if packed == "columns" else form.rows):
         along = [stride_along(load, axis, axes) for axis in group]
         if any(stride is None for stride in along):
             return None
@@ -158,5 +194,7 @@ def _layout_of(form: CpuContraction, load: TensorLoad, machine: Machine) -> Pack
         shape_of(load.source)
     ):
         return None
+    if packed == "rows":
+        return PackedLayout(int(offset.value), *strides, row_tile(form, machine))
     lanes = machine.lanes(str(form.nest.body.buffer.dtype))
     return PackedLayout(int(offset.value), *strides, panel_vectors(form.width, lanes, machine.vector_registers) * lanes)

@@ -10,7 +10,7 @@ from souffle.schedule.cpu.contraction_form import contraction_of, contractions_o
 from souffle.schedule.cpu.contraction_tiling import product_cycles, reduction_cycles
 from souffle.schedule.cpu.host import Machine
 from souffle.schedule.cpu.nest import Nest, parse, product
-from souffle.schedule.cpu.packed_constants import with_packed_constant
+from souffle.schedule.cpu.packed_constants import packed_contractions
 from souffle.schedule.cpu.sharing import nest_cycles
 
 __all__ = ["function_cycles"]
@@ -41,14 +41,14 @@ def function_cycles(func: tirx.PrimFunc, constants: Collection[int], machine: Ma
 
 
 def _nest_cycles(nest: Nest, held: list[tirx.Buffer], machine: Machine) -> float:
-    packed = with_packed_constant(nest, held, machine) if held else None
-    if packed is not None:
-        form, constant, layout = packed
+    ways = packed_contractions(nest, held, machine) if held else ()
+    if ways:
+        best = ways[0]
         # Between two calls a network reads other constants.
-        read = product(layout.shape) * DataType(str(constant.dtype)).itemsize / _READ_BYTES
-        return max(product_cycles(form, machine, packed=True), read)
+        read = product(best.layout.shape) * DataType(str(best.constant.dtype)).itemsize / _READ_BYTES
+        return max(best.cycles, read)
     form = contraction_of(nest)
     if form is not None:
-        return product_cycles(form, machine, packed=False)
+        return product_cycles(form, machine, packed="none")
     forms = contractions_of(nest)
     return reduction_cycles(forms[0], machine) if forms else nest_cycles([nest], machine)

@@ -24,7 +24,7 @@ from souffle.schedule.cpu.host import Machine, machine_of
 from souffle.schedule.cpu.inline import attach_epilogues, inline_injective, without_trivial_reductions
 from souffle.schedule.cpu.loop_emission import collapse, emit_injective, lanes_of
 from souffle.schedule.cpu.nest import Axis, Nest, decode, distinct, loop, parse, product
-from souffle.schedule.cpu.packed_constants import PackedLayout, with_packed_constant
+from souffle.schedule.cpu.packed_constants import PackedLayout, packed_contractions
 from souffle.schedule.cpu.reduction import emit_reduction, reduces_along_memory
 from souffle.schedule.cpu.sharing import kind_of_loop, nest_cycles
 from souffle.schedule.cpu.widen import with_wide_sums
@@ -116,17 +116,18 @@ def schedule_with_constants(
     for item in items:
         form = contraction_of(item) if isinstance(item, Nest) else None
         form = form if form is None else in_words(form, dots) or form
-        found = with_packed_constant(item, held, machine) if held and isinstance(item, Nest) else None
-        if found is not None and (form is None or form.dot is None):
-            form, constant, layout = found
-            position = next(i for i, p in enumerate(func.params) if p.same_as(constant))
-            filtered = by_winograd(form, layout, machine) if winograd else None
+        ways = packed_contractions(item, held, machine) if held and isinstance(item, Nest) else ()
+        if ways and (form is None or form.dot is None):
+            best = ways[0]
+            position = next(i for i, p in enumerate(func.params) if p.same_as(best.constant))
+            filtered = by_winograd(ways, machine) if winograd else None
             if filtered is not None:
                 packed.append((filtered.panels, position, filtered.layout))
                 units.extend(filtered.steps)
                 continue
-            packed.append((form.panels, position, layout))
-        separate = materialized_rows(form) if form is not None else None
+            form = best.form
+            packed.append((form.panels if form.row_tiles is None else form.row_tiles, position, best.layout))
+        separate = materialized_rows(form) if form is not None and form.row_tiles is None else None
         if separate is not None:
             rows, form = separate
             units.append((rows, None))

@@ -22,7 +22,7 @@ from tvm.tirx import ForKind
 
 from souffle.schedule.cpu.contraction import emit_contraction
 from souffle.schedule.cpu.contraction_form import CpuContraction, Side
-from souffle.schedule.cpu.contraction_tiling import product_cycles
+from souffle.schedule.cpu.contraction_tiling import CACHE_BYTES, product_cycles
 from souffle.schedule.cpu.host import Machine
 from souffle.schedule.cpu.loop_emission import pieces
 from souffle.schedule.cpu.nest import (
@@ -36,7 +36,7 @@ from souffle.schedule.cpu.nest import (
     stride_along,
     without_casts,
 )
-from souffle.schedule.cpu.packed_constants import PackedLayout
+from souffle.schedule.cpu.packed_constants import PackedContraction, PackedLayout
 from souffle.schedule.cpu.sharing import kind_of_loop
 from souffle.tvm_compat import PrimExpr, sequence
 
@@ -46,8 +46,6 @@ _TAPS = 3
 _ELEMENT = 2.0
 """Cycles for an element that is read or written by itself."""
 _VECTOR_OF_CACHE = 2.0
-_BLOCK_BYTES = 3 << 18
-"""Of tiles before and after the products: less than the second-level cache of today's cores."""
 _Matrix = tuple[tuple[float, ...], ...]
 
 
@@ -153,27 +151,26 @@ class FilteredConvolution:
     layout: WinogradLayout
 
 
-def by_winograd(form: CpuContraction, layout: PackedLayout, machine: Machine) -> FilteredConvolution | None:
+def by_winograd(ways: Sequence[PackedContraction], machine: Machine) -> FilteredConvolution | None:
     """A convolution in three steps, or ``None`` where it is none of this kind, or is not predicted to gain.
 
     Parameters
     ----------
-    form : CpuContraction
-        With panels that are packed ahead of time.
-    layout : PackedLayout
-        Of these panels.
+    ways : sequence of PackedContraction
+        To compute it with packed weights, the quickest first.
     machine : Machine
     """
-    window = _window_of(form)
-    if window is None or str(form.nest.body.buffer.dtype) != "float32":
-        return None
-    convolution = _Convolution(window, _TWO, machine)
-    if convolution.cycles >= product_cycles(form, machine, packed=True):
-        return None
-    strides = {id(axis): stride for axis, stride in zip(form.nest.reduce, layout.steps, strict=True)}
-    batch = (strides[id(window.ry)], strides[id(window.rx)])
-    weights = replace(layout, batch=batch, steps=(strides[id(window.channel)],))
-    return FilteredConvolution(convolution.steps, convolution.panels, WinogradLayout(weights))
+    for way in ways:
+        window = _window_of(way.form) if way.form.panels is not None else None
+        if window is None or str(way.form.nest.body.buffer.dtype) != "float32":
+            continue
+        convolution = _Convolution(window, _TWO, machine)
+        if convolution.cycles < ways[0].cycles:
+            strides = {id(axis): stride for axis, stride in zip(way.form.nest.reduce, way.layout.steps, strict=True)}
+            batch = (strides[id(window.ry)], strides[id(window.rx)])
+            weights = replace(way.layout, batch=batch, steps=(strides[id(window.channel)],))
+            return FilteredConvolution(convolution.steps, convolution.panels, WinogradLayout(weights))
+    return None
 
 
 def _window_of(form: CpuContraction) -> _Window | None:
@@ -234,7 +231,7 @@ class _Convolution:
         after = self._tiles * filters / self._lanes * self._operations_after
         moved = 2 * points**2 * self._tiles * (channels + filters) / self._lanes * _VECTOR_OF_CACHE
         stored = self._images * window.y.extent * window.x.extent * filters * _ELEMENT
-        multiplied = product_cycles(self._multiplied, self._machine, packed=True)
+        multiplied = product_cycles(self._multiplied, self._machine, packed="columns")
         return self._blocks * (multiplied + before + after + moved) + copied + stored
 
     @property
@@ -460,7 +457,7 @@ def _rows_of_block(rows: int, right: int, channels: int, filters: int, points: i
     A block reads all weights, so that with more of them than of that larger blocks move less.
     """
     bytes_of_tile = 4 * points**2 * (channels + filters)
-    wanted = max(_BLOCK_BYTES / bytes_of_tile, channels * filters / (channels + filters)) / right
+    wanted = max(CACHE_BYTES / bytes_of_tile, channels * filters / (channels + filters)) / right
     return next(count for count in range(1, rows + 1) if rows % count == 0 and (count >= wanted or count == rows))
 
 
