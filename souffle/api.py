@@ -72,6 +72,7 @@ def compile(
     reuse_policy: str = "belady",
     graph: bool = False,
     watchdog_ms: float | None = None,
+    threads: int | None = None,
     batch: int | None = None,
     dims: Dims | None = None,
     constants: Mapping[str, Any] | None = None,
@@ -149,6 +150,12 @@ def compile(
         After how many milliseconds a wait of a kernel for its other blocks is over. Then the kernel, and those that
         follow in the run, end, and a :class:`souffle.errors.KernelTimeoutError` says where which block waited for what;
         the next run is right again (``docs/debugging.md``). None: waits have no limit, nor their text a watchdog.
+    threads : int, optional
+        With how many threads a call of a network for the CPU computes at most, the calling one among them (what ONNX
+        Runtime calls ``intra_op_num_threads``): its loops are cut for so many, and so many are kept in the file that
+        it is saved to; :func:`souffle.load` may give another number. Without, as many as there are cores that the
+        process may use, by its affinity and a container's quota; more than these never compute. Calls at the same time
+        divide them. Results do not depend on how many threads compute a call.
     batch : int, optional
         The value of a symbolic first dimension of an ONNX model.
     dims : mapping of str to int or list of int, optional
@@ -233,6 +240,7 @@ def compile(
         reuse_policy=reuse_policy,
         graph=graph,
         watchdog_ms=watchdog_ms,
+        threads=threads,
         verify=verify,
         tuning_log=tuning_log,
         cubin=cubin,

@@ -14,6 +14,7 @@ from tvm import tirx
 from souffle.analysis import Analysis
 from souffle.codegen.assemble import traffic
 from souffle.codegen.host_order import by_constants
+from souffle.codegen.host_pool import pool_object
 from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan
 from souffle.codegen.workspace_layout import place_buffers
 from souffle.decision import Decision
@@ -69,7 +70,7 @@ def assemble_host(
     Plan
         Its ``arch`` is ``"llvm"`` and the processor, its one module a shared library.
     """
-    target = host_target()
+    target = host_target(options.threads)
     stages = by_constants(stages, program.constants)
     symbols: dict[tuple[str, tuple[int, ...]], str] = {}
     functions: dict[str, tirx.PrimFunc] = {}
@@ -98,8 +99,9 @@ def assemble_host(
     )
     decisions = (*decisions, *(Decision("host", name, False, f"no schedule: {why}") for name, why in unscheduled))
     with tempfile.TemporaryDirectory(prefix="souffle-llvm-") as folder:
-        library = Path(folder) / "network.so"
-        module.export_library(str(library))
+        library, pool = Path(folder) / "network.so", Path(folder) / "pool.o"
+        pool.write_bytes(pool_object())
+        module.export_library(str(library), addons=[str(pool)], options=["-pthread"])
         image = library.read_bytes()
     first: dict[Tensor, int] = {}
     last: dict[Tensor, int] = {}

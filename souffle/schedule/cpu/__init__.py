@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from souffle.schedule.cpu.build import build_cpu
-from souffle.schedule.cpu.host import Machine, SharedCores, host_target, machine_of, use_cores
+from souffle.schedule.cpu.host import Machine, host_target, limit_cores, machine_of, use_cores
 from souffle.schedule.cpu.schedule import Layout, ScheduledFunction, schedule_cpu, schedule_with_constants
 
 __all__ = [
     "Layout",
     "Machine",
     "ScheduledFunction",
-    "SharedCores",
     "build_cpu",
     "host_target",
+    "limit_cores",
     "machine_of",
     "schedule_cpu",
     "schedule_with_constants",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Collection, Mapping
 
 import tvm
 from tvm import tirx
 from tvm.error import InternalError
 
-from souffle.parallel import map_in_threads
+from souffle.parallel import map_in_threads, usable_cores
 from souffle.program.extrema import with_llvm_extrema
 from souffle.program.ieee import with_ieee_arithmetic
 from souffle.program.llvm_pipeline import compile_llvm
@@ -46,7 +45,7 @@ def build_cpu(
     target : Target
         See :func:`host_target`.
     workers : int, optional
-        Threads; the number of processors by default.
+        Threads; by default as many as this process may use.
     report : list, optional
         Gets ``(name, reason)`` for each function that is compiled without a schedule, in the order of `funcs`.
     constants : mapping of str to collection of int, optional
@@ -62,10 +61,10 @@ def build_cpu(
     Module
         ``module.get_function(name, query_imports=True)`` is a function of tensors, in the order of its parameters as
         scheduled.
-        Compiled functions use as many cores as TVM's pool has: see :func:`use_cores`.
+        Compiled functions use as many cores as TVM's pool has (:func:`use_cores`), or what a library is linked with.
     """
     names = list(funcs)
-    count = max(1, min(workers or os.cpu_count() or 1, len(names)))
+    count = max(1, min(workers or usable_cores(), len(names)))
     parts = [names[i::count] for i in range(count)]
     known = {name: (constants or {}).get(name, ()) for name in names}
 
