@@ -18,8 +18,10 @@ from souffle.codegen.plan import Plan
 from souffle.cost import cost_device, device_of_arch
 from souffle.dump import Dump
 from souffle.errors import OptionError
-from souffle.frontend.load import open_model
+from souffle.frontend.load import LoadedModel, load_model, open_model
 from souffle.frontend.model_options import ModelOptions
+from souffle.frontend.onnx_import import import_loaded
+from souffle.kept import plan_on_host
 from souffle.loading import network_of
 from souffle.options import INTEGERS, LEVELS, Hook, Options, keep
 from souffle.pipeline import check_names, stages_of, transform_program
@@ -192,7 +194,8 @@ def compile(
     cubin : bool
         Whether CUDA text is compiled for a GPU. Without, no CUDA compiler is needed and only ``device="cpu"`` runs it.
     cache_dir : path, optional
-        Where compiled kernels are kept; :func:`souffle.cache.cache_root` where not given.
+        Where compiled kernels are kept, and whole networks for the CPU, so that the second compilation of a model
+        takes about the time of reading it (``docs/debugging.md``); :func:`souffle.cache.cache_root` where not given.
     progress : callable, optional
         Told in a few words what is being done.
     hook : callable, optional
@@ -270,21 +273,33 @@ def compile(
     on_host = target == "cpu" or (target == "auto" and present is None)
     if not on_host:
         options = replace(options, arch=arch or present or options.arch)
+
+    def plan_of(loaded: LoadedModel, into: Dump | None) -> Plan:
+        def made() -> Plan:
+            request = CompileRequest(import_loaded(loaded), options, on_host, into)
+            return request.plan(progress=progress, hook=hook)
+
+        # Who looks into a compilation, or changes it, has one.
+        seen = not on_host or hook is not keep or dump is not None
+        return made() if seen else plan_on_host(loaded, options, made, progress)
+
     if versions:
         opened = open_model(model, given)
         # On the CPU device, only small networks run in no time.
         compares = verify != "off" and (on_host or device != "cpu")
         wanted = VersionsRequest(opened, given, pad, pad_values or {}, on_demand, device, compares)
 
-        def plan_of(program: TEProgram, said: str) -> Plan:
+        def in_folder(loaded: LoadedModel, said: str) -> Plan:
             into = None if dump is None else Dump(Path(dump) / re.sub(r"[^\w=,+-]+", "_", said.replace(", ", ",")))
-            return CompileRequest(program, options, on_host, into).plan(progress=progress, hook=hook)
+            return plan_of(loaded, into)
 
-        return in_versions(wanted, plan_of, progress)
-    request = CompileRequest(program_of(model, given), options, on_host, dumped)
-    if background:
-        return compile_in_background(request, device=device, on_host=background == "cpu", progress=progress)
-    return network_of(request.plan(progress=progress, hook=hook), device=device)
+        return in_versions(wanted, in_folder, progress)
+    if background or isinstance(model, TEProgram):
+        request = CompileRequest(program_of(model, given), options, on_host, dumped)
+        if background:
+            return compile_in_background(request, device=device, on_host=background == "cpu", progress=progress)
+        return network_of(request.plan(progress=progress, hook=hook), device=device)
+    return network_of(plan_of(load_model(model, given), dumped), device=device)
 
 
 def tune(
