@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from tvm import tirx
 
 from souffle.analysis import Analysis
 from souffle.codegen.assemble import traffic
+from souffle.codegen.host_library import linked_library
 from souffle.codegen.host_order import by_constants
-from souffle.codegen.host_pool import pool_object
 from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan
 from souffle.codegen.workspace_layout import place_buffers
 from souffle.decision import Decision
 from souffle.options import WINOGRAD, Options
 from souffle.program import Tensor, TEProgram
-from souffle.schedule.cpu import Layout, ScheduledFunction, build_cpu, host_target
+from souffle.schedule.cpu import Layout, ScheduledFunction, build_objects, host_target
 from souffle.schedule.drafts import Answer
 from souffle.schedule.stage import Stage
 
@@ -89,20 +87,17 @@ def assemble_host(
     progress(f"LLVM: {len(functions)} functions for {len(stages)} stages")
     unscheduled: list[tuple[str, str]] = []
     scheduled: dict[str, ScheduledFunction] = {}
-    module = build_cpu(
+    objects = build_objects(
         functions,
         target,
+        folder=options.cache_dir,
         report=unscheduled,
         constants=held,
         scheduled=scheduled,
         winograd=WINOGRAD not in options.disable,
     )
     decisions = (*decisions, *(Decision("host", name, False, f"no schedule: {why}") for name, why in unscheduled))
-    with tempfile.TemporaryDirectory(prefix="souffle-llvm-") as folder:
-        library, pool = Path(folder) / "network.so", Path(folder) / "pool.o"
-        pool.write_bytes(pool_object())
-        module.export_library(str(library), addons=[str(pool)], options=["-pthread"])
-        image = library.read_bytes()
+    image = linked_library(objects)
     first: dict[Tensor, int] = {}
     last: dict[Tensor, int] = {}
     for time, stage in enumerate(stages):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from souffle.schedule.cpu.build import build_cpu
+from souffle.schedule.cpu.build import build_cpu, build_objects
 from souffle.schedule.cpu.host import Machine, host_target, limit_cores, machine_of, use_cores
 from souffle.schedule.cpu.schedule import Layout, ScheduledFunction, schedule_cpu, schedule_with_constants
 
@@ -11,6 +11,7 @@ __all__ = [
     "Machine",
     "ScheduledFunction",
     "build_cpu",
+    "build_objects",
     "host_target",
     "limit_cores",
     "machine_of",
