@@ -6,9 +6,12 @@ import threading
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
 
 import souffle
+from tests.defects import mended
 
 
 def _model(width: int) -> onnx.ModelProto:
@@ -40,3 +43,33 @@ def test_threads_import_models_at_the_same_time() -> None:
     for thread in threads:
         thread.join()
     assert sorted(found) == sorted((number, text) for number, text in enumerate(alone) for _ in range(8))
+
+
+def test_builders_of_relax_are_on_one_stack_for_all_threads() -> None:
+    inside, left = threading.Event(), threading.Event()
+
+    def work() -> None:
+        builder = relax.BlockBuilder()
+        with builder.function("second", []):
+            inside.set()
+            left.wait(60)
+            builder.emit_func_output(relax.const(1.0))
+
+    def build() -> None:
+        builder = relax.BlockBuilder()
+        with builder.function("first", []):
+            thread.start()
+            inside.wait(60)
+            builder.emit_func_output(relax.const(1.0))
+
+    thread = threading.Thread(target=work)
+    stack = list(relax.BlockBuilder._stack)
+    try:
+        with pytest.raises(AssertionError):
+            build()
+    except pytest.fail.Exception:
+        pytest.fail(mended("the lock of souffle/frontend/onnx_import.py"))
+    finally:
+        left.set()
+        thread.join()
+        relax.BlockBuilder._stack[:] = stack
