@@ -61,10 +61,14 @@ def _measured(row: dict[str, Any], against: list[str]) -> dict[str, Any]:
     precision = "mixed" if row["model"].endswith("fp16") else "fp32"
     with on_cores(row["threads"]):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        begin = time.perf_counter()
-        network = souffle.compile(model, target="cpu")
-        compiled = time.perf_counter() - begin
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with tempfile.TemporaryDirectory() as cache:
+            begin = time.perf_counter()
+            network = souffle.compile(model, target="cpu", cache_dir=cache)
+            compiled = time.perf_counter() - begin
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            begin = time.perf_counter()
+            souffle.compile(model, target="cpu", cache_dir=cache)
+            again = time.perf_counter() - begin
         with tempfile.TemporaryDirectory() as folder:
             network.save(Path(folder) / "network.souffle")
             size = (Path(folder) / "network.souffle").stat().st_size
@@ -87,6 +91,7 @@ def _measured(row: dict[str, Any], against: list[str]) -> dict[str, Any]:
     ours = next(each for each in report.rows if each.name == "souffle")
     return {
         "compile_seconds": round(compiled, 1),
+        "second_compile_seconds": round(again, 2),
         "file_mb": round(size / 1e6, 1),
         "peak_mb": round((peak - before) / 1e3),
         "ok": bool(ours.passed),

@@ -18,8 +18,10 @@ from souffle.codegen.plan import Plan
 from souffle.cost import cost_device, device_of_arch
 from souffle.dump import Dump
 from souffle.errors import OptionError
-from souffle.frontend.load import open_model
+from souffle.frontend.load import LoadedModel, load_model, open_model
 from souffle.frontend.model_options import ModelOptions
+from souffle.frontend.onnx_import import import_loaded
+from souffle.kept import plan_on_host
 from souffle.loading import network_of
 from souffle.options import INTEGERS, LEVELS, Hook, Options, keep
 from souffle.pipeline import check_names, stages_of, transform_program
@@ -72,6 +74,7 @@ def compile(
     reuse_policy: str = "belady",
     graph: bool = False,
     watchdog_ms: float | None = None,
+    threads: int | None = None,
     batch: int | None = None,
     dims: Dims | None = None,
     constants: Mapping[str, Any] | None = None,
@@ -150,6 +153,12 @@ def compile(
         After how many milliseconds a wait of a kernel for its other blocks is over. Then the kernel, and those that
         follow in the run, end, and a :class:`souffle.errors.KernelTimeoutError` says where which block waited for what;
         the next run is right again (``docs/debugging.md``). None: waits have no limit, nor their text a watchdog.
+    threads : int, optional
+        With how many threads a call of a network for the CPU computes at most, the calling one among them (what ONNX
+        Runtime calls ``intra_op_num_threads``): its loops are cut for so many, and so many are kept in the file that
+        it is saved to; :func:`souffle.load` may give another number. Without, as many as there are cores that the
+        process may use, by its affinity and a container's quota; more than these never compute. Calls at the same time
+        divide them. Results do not depend on how many threads compute a call.
     batch : int, optional
         The value of a symbolic first dimension of an ONNX model.
     dims : mapping of str to int or list of int, optional
@@ -186,7 +195,8 @@ def compile(
     cubin : bool
         Whether CUDA text is compiled for a GPU. Without, no CUDA compiler is needed and only ``device="cpu"`` runs it.
     cache_dir : path, optional
-        Where compiled kernels are kept; :func:`souffle.cache.cache_root` where not given.
+        Where compiled kernels are kept, and whole networks for the CPU, so that the second compilation of a model
+        takes about the time of reading it (``docs/debugging.md``); :func:`souffle.cache.cache_root` where not given.
     progress : callable, optional
         Told in a few words what is being done.
     hook : callable, optional
@@ -234,6 +244,7 @@ def compile(
         reuse_policy=reuse_policy,
         graph=graph,
         watchdog_ms=watchdog_ms,
+        threads=threads,
         verify=verify,
         tuning_log=tuning_log,
         cubin=cubin,
@@ -263,21 +274,33 @@ def compile(
     on_host = target == "cpu" or (target == "auto" and present is None)
     if not on_host:
         options = replace(options, arch=arch or present or options.arch)
+
+    def plan_of(loaded: LoadedModel, into: Dump | None) -> Plan:
+        def made() -> Plan:
+            request = CompileRequest(import_loaded(loaded), options, on_host, into)
+            return request.plan(progress=progress, hook=hook)
+
+        # Who looks into a compilation, or changes it, has one.
+        seen = not on_host or hook is not keep or dump is not None
+        return made() if seen else plan_on_host(loaded, options, made, progress)
+
     if versions:
         opened = open_model(model, given)
         # On the CPU device, only small networks run in no time.
         compares = verify != "off" and (on_host or device != "cpu")
         wanted = VersionsRequest(opened, given, pad, pad_values or {}, on_demand, device, compares)
 
-        def plan_of(program: TEProgram, said: str) -> Plan:
+        def in_folder(loaded: LoadedModel, said: str) -> Plan:
             into = None if dump is None else Dump(Path(dump) / re.sub(r"[^\w=,+-]+", "_", said.replace(", ", ",")))
-            return CompileRequest(program, options, on_host, into).plan(progress=progress, hook=hook)
+            return plan_of(loaded, into)
 
-        return in_versions(wanted, plan_of, progress)
-    request = CompileRequest(program_of(model, given), options, on_host, dumped)
-    if background:
-        return compile_in_background(request, device=device, on_host=background == "cpu", progress=progress)
-    return network_of(request.plan(progress=progress, hook=hook), device=device)
+        return in_versions(wanted, in_folder, progress)
+    if background or isinstance(model, TEProgram):
+        request = CompileRequest(program_of(model, given), options, on_host, dumped)
+        if background:
+            return compile_in_background(request, device=device, on_host=background == "cpu", progress=progress)
+        return network_of(request.plan(progress=progress, hook=hook), device=device)
+    return network_of(plan_of(load_model(model, given), dumped), device=device)
 
 
 def tune(

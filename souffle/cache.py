@@ -9,9 +9,10 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["cache_root", "read_entry", "write_entry"]
+__all__ = ["cache_root", "most_bytes", "read_entry", "trim", "write_entry", "write_whole"]
 
 _LOG = logging.getLogger(__name__)
+_GIGABYTES = 5
 _SEAL = b"\nsouffle sha256 "
 _SEAL_BYTES = len(_SEAL) + hashlib.sha256().digest_size
 
@@ -74,13 +75,19 @@ def write_entry(path: Path, content: bytes) -> bool:
     bool
         Whether it is there.
     """
+    return write_whole(path, content, _seal(content))
+
+
+def write_whole(path: Path, *parts: bytes | memoryview) -> bool:
+    """Write a file as :func:`write_entry` does, without a seal."""
     partial = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         number, name = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
         partial = Path(name)
         with os.fdopen(number, "wb") as file:
-            file.write(content + _seal(content))
+            for part in parts:
+                file.write(part)
         partial.replace(path)
         partial = None
     except OSError as error:
@@ -91,6 +98,37 @@ def write_entry(path: Path, content: bytes) -> bool:
             with contextlib.suppress(OSError):
                 partial.unlink()
     return True
+
+
+def most_bytes() -> int:
+    """How much of what can be large is kept: ``$SOUFFLE_CACHE_GB``, or 5 GB, as much as ccache keeps by itself."""
+    said = os.environ.get("SOUFFLE_CACHE_GB", "")
+    try:
+        return int(float(said or _GIGABYTES) * 1e9)
+    except (ValueError, OverflowError):
+        _LOG.warning("SOUFFLE_CACHE_GB is %r, which is no number of gigabytes; %d are kept", said, _GIGABYTES)
+        return _GIGABYTES * 10**9
+
+
+def trim(folder: Path, most: int) -> None:
+    """Remove the files of a folder that were used longest ago, until no more than so many bytes are left.
+
+    Files of writers that were ended count as others do.
+    """
+    files = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # another process may be trimming, too
+                if entry.is_file():
+                    said = entry.stat()
+                    files.append((said.st_mtime, entry.name, said.st_size))
+    left = sum(size for _, _, size in files)
+    for _, name, size in sorted(files):
+        if left <= most:
+            return
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
+        left -= size
 
 
 def _seal(content: bytes) -> bytes:

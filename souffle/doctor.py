@@ -21,7 +21,7 @@ from souffle.cache import cache_root
 from souffle.codegen.nvcc import compiler_version, find_nvcc
 from souffle.emulator.toolchain import find_gxx
 from souffle.errors import CompilerNotFoundError, DeviceError, IncompatibleEnvironmentError, NoGpuError
-from souffle.parallel import physical_cores
+from souffle.parallel import physical_cores, processor_quota
 from souffle.runtime.cuda import Cuda
 from souffle.schedule.log_folders import LOG_VARIABLE, RECORDS, log_folders
 from souffle.tvm_pair import check_tvm_pair, installed_pair, installed_version
@@ -225,7 +225,9 @@ def _cores() -> Finding:
     cores, all_of_them = physical_cores(), os.cpu_count() or len(physical_cores())
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else all_of_them
     found = f"{len(cores)}, on {usable} of the machine's {all_of_them} processors, which this process may use"
-    return Finding("cores", True, False, found, "target=cpu runs on all of them; taskset gives fewer")
+    quota = processor_quota()
+    found += "" if quota is None else f"; its control group gives it the time of {quota:g}"
+    return Finding("cores", True, False, found, "target=cpu runs on all of them; threads= and taskset give fewer")
 
 
 def _trial(target: str) -> tuple[bool, str]:

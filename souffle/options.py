@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 
 from souffle.certificate import CHECKS
@@ -32,6 +33,7 @@ __all__ = [
     "Options",
     "Progress",
     "Waiting",
+    "checked_threads",
     "keep",
     "quiet",
 ]
@@ -108,6 +110,7 @@ PRECISIONS = ("fp32", "tf32x3", "tf32", "mixed")
 REDUCTIONS = ("ordered", "one_phase")
 GRID_BARRIER_NAMES = ("cooperative", "counter")
 _LEAST_MS, _MOST_MS = 1e-3, 1e9
+_MOST_THREADS = 1024
 
 WAITS = ("auto", "barriers", "flags")
 """What stands between dependent stages of a kernel: see :func:`souffle.compile`."""
@@ -181,6 +184,22 @@ def quiet(message: str) -> None:
     """The progress that nobody is told of."""
 
 
+def checked_threads(threads: object) -> int:
+    """A number of threads that a caller gave.
+
+    Raises
+    ------
+    OptionError
+        If it is none.
+    """
+    if isinstance(threads, bool) or not isinstance(threads, Integral) or not 1 <= threads <= _MOST_THREADS:
+        raise OptionError(
+            f"threads={threads!r} is not valid; give a whole number from 1 to {_MOST_THREADS}, or None for all cores "
+            "that the process may use"
+        )
+    return int(threads)
+
+
 @dataclass(frozen=True)
 class Options:
     """How a model is compiled: made once from what the caller says, checked as it is made, and kept in the plan.
@@ -212,6 +231,8 @@ class Options:
     reductions : str
         ``"ordered"``: from V3 on, a reduction may start in the tiles of what it reduces (§6.3), or become two phases
         where it leaves multiprocessors idle; both combine in a fixed order. ``"one_phase"``: none does.
+    threads : int or None
+        Of calls on the processor; see :func:`souffle.compile`.
     tuning_log : path, "auto" or None
         See :func:`souffle.compile`. Not kept in files, as are the two below.
     cubin : bool
@@ -238,6 +259,7 @@ class Options:
     reuse_policy: str = "belady"
     graph: bool = False
     watchdog_ms: float | None = None
+    threads: int | None = None
     verify: str = "memory"
     tuning_log: str | os.PathLike | None = None
     cubin: bool = True
@@ -245,6 +267,7 @@ class Options:
 
     def __post_init__(self) -> None:
         self._check_waits()
+        object.__setattr__(self, "threads", None if self.threads is None else checked_threads(self.threads))
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:

@@ -51,6 +51,7 @@ class CompileRequest:
             grid_barrier=wanted.grid_barrier,
             waits=wanted.waits,
             graph=wanted.graph,
+            threads=wanted.threads,
             verify="off" if wanted.verify == "off" else "memory",
             tuning_log=wanted.tuning_log,
             cubin=wanted.cubin,

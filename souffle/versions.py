@@ -14,7 +14,7 @@ import numpy as np
 from souffle.codegen.plan import Plan
 from souffle.dimensions import extents_text
 from souffle.errors import CompilerNotFoundError, NoGpuError, OptionError
-from souffle.frontend.load import OpenModel, load_model, open_model
+from souffle.frontend.load import LoadedModel, OpenModel, load_model, open_model
 from souffle.frontend.model_options import ModelOptions, values_of
 from souffle.frontend.onnx_import import import_loaded
 from souffle.frontend.open_dimensions import checked_extent
@@ -150,7 +150,7 @@ class VersionsRequest:
 
 def in_versions(
     request: VersionsRequest,
-    plan_of: Callable[[TEProgram, str], Plan],
+    plan_of: Callable[[LoadedModel, str], Plan],
     progress: Callable[[str], None] = lambda message: None,
 ) -> VersionedNetwork:
     """Compile all versions, one after another.
@@ -159,7 +159,7 @@ def in_versions(
     ----------
     request : VersionsRequest
     plan_of : callable
-        Compiles a program; its second argument says of what values it is.
+        Compiles a model of one shape; its second argument says of what values it is.
     progress : callable, optional
         Told in a few words what is being done.
 
@@ -173,7 +173,7 @@ def in_versions(
 
     def compiled(extents: Mapping[str, int], said: str) -> Plan:
         with _ONE_AT_A_TIME:
-            plan = plan_of(import_loaded(model.fixed(None, extents)), said)
+            plan = plan_of(model.fixed(None, extents), said)
             return replace(plan, constants=unique.of(plan.constants))
 
     plans, choices = {}, choices_of(model, request.options)

@@ -40,6 +40,7 @@ LOWEST = {
     "options",
     "tvm_pair",
     "parallel",
+    "source",
     "watchdog",
     "wording",
 }
@@ -48,6 +49,7 @@ NETWORKS = {"models", "errors"}
 HIGHEST = {
     *("staging", "pipeline", "dump", "request", "background", "api", "loading", "versions", "onnx_backend", "torch"),
     *("reference", "benchmark", "doctor", "doctor_trial", "debug", "reporting", "evaluation", "cli", "__main__"),
+    "kept",
 }
 
 

@@ -18,7 +18,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import souffle
-from souffle import models, versions
+from souffle import api, models
 from souffle.cli import main
 from souffle.cli.compare import onnxruntime_outputs
 from souffle.dimensions import OpenDimensions
@@ -287,8 +287,8 @@ def test_outputs_follow_expressions() -> None:
 def test_other_shapes_are_compiled_once_for_all_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     net = souffle.compile(attention(), dims={"batch": 1, "seq": [5]}, on_demand=True, **HOST)
     made: list[tuple[int, ...]] = []
-    take = versions.import_loaded
-    monkeypatch.setattr(versions, "import_loaded", lambda loaded: made.append(loaded.inputs[0][1]) or take(loaded))
+    take = api.import_loaded
+    monkeypatch.setattr(api, "import_loaded", lambda loaded: made.append(loaded.inputs[0][1]) or take(loaded))
     start, failures = threading.Barrier(8), []
 
     def run(number: int) -> None:
@@ -328,7 +328,7 @@ def test_a_shape_that_cannot_be_compiled_is_an_error_each_time(monkeypatch: pyte
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(versions, "import_loaded", interrupt)
+        patched.setattr(api, "import_loaded", interrupt)
         with pytest.raises(KeyboardInterrupt):
             net(np.ones(6, np.float32))
     assert net(np.ones(6, np.float32))["y"].shape == (2, 3)

@@ -22,7 +22,7 @@ from souffle.benchmark.trace import Trace
 from souffle.errors import OptionError
 from souffle.frontend.model_options import ModelOptions
 from souffle.options import INTEGERS, Progress, quiet
-from souffle.parallel import physical_cores
+from souffle.parallel import usable_cores
 from souffle.reference import has_onnxruntime, onnxruntime_outputs, static_model
 from souffle.runtime import Network
 from souffle.runtime.comparison import random_inputs
@@ -101,8 +101,8 @@ def bench(
     if given.has_versions:
         raise OptionError("a benchmark is of one shape; give each open dimension one value")
     peers = [peer_named(name) for name in dict.fromkeys(against)]
-    with on_cores(len(physical_cores()) if threads is None else threads):
-        setting_threads = len(physical_cores())
+    with on_cores(usable_cores() if threads is None else threads):
+        setting_threads = usable_cores()
         program = program_of(model, given)
         begin = time.perf_counter()
         # Without a GPU its kernels can be compared, and counted, on the CPU device.

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from souffle.errors import OptionError
-from souffle.parallel import physical_cores
+from souffle.parallel import physical_cores, usable_cores
 
 __all__ = ["on_cores"]
 
@@ -22,8 +22,9 @@ def on_cores(count: int) -> Iterator[None]:
         If this process may not use so many.
     """
     cores = physical_cores()
-    if not 1 <= count <= len(cores):
-        raise OptionError(f"threads={count} is not valid: this process may use {len(cores)} cores, each for one thread")
+    usable = usable_cores()
+    if not 1 <= count <= usable:
+        raise OptionError(f"threads={count} is not valid: this process may use {usable} cores, each for one thread")
     if not hasattr(os, "sched_setaffinity"):
         yield
         return

@@ -47,7 +47,7 @@ def _networks(
 ) -> Iterator[tuple[str, str, Network | HostNetwork, float | None]]:
     """Version, level, network for the CPU device, and seconds to compile: of the file, or of each level and version."""
     if arguments.file is not None:
-        for said, network in named_versions(souffle.load(arguments.file, device="cpu")):
+        for said, network in named_versions(souffle.load(arguments.file, device="cpu", threads=arguments.threads)):
             yield said, network.plan.options.level, network, None
         return
     for said, program in programs_of(arguments.model, given):

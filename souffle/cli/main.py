@@ -25,7 +25,7 @@ from souffle.cli.interruption import interruptible, run_process, status_of
 from souffle.cli.later import add_bench, add_debug, command_in
 from souffle.cli.learn import add_arguments as add_learn
 from souffle.cli.measure_device import add_arguments as add_measure_device
-from souffle.cli.model_options import add_model_options, add_padding, model_options, padding_of
+from souffle.cli.model_options import add_model_options, add_padding, add_threads, model_options, padding_of
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.cli.overwriting import ARCHIVE, add_force, check_output
 from souffle.cli.table_arguments import add_ablate, add_reproduce
@@ -178,6 +178,7 @@ def _add_compiling(commands: Any, common: _Parents, kernels: _Parents) -> None:
     one.add_argument("--tuning-log", metavar="DIR", default="auto", help='folder of tuning logs, or "none"')
     one.add_argument("--no-cubin", action="store_true", help="emit CUDA text only; no CUDA compiler is needed")
 
+    add_threads(one)
     add_padding(one)
 
     command = commands.add_parser("compile", parents=[*common, one], help="compile a model and save it")
@@ -200,6 +201,7 @@ def _add_files(commands: Any, common: argparse.ArgumentParser) -> None:
     command.add_argument("--output", metavar="y.npz", help="where to write the outputs")
     add_force(command)
     command.add_argument("--device", default="auto", help='"cuda", or "cpu" for the CUDA text on the CPU')
+    add_threads(command)
     command.add_argument("--checked", action="store_true", help="on the CPU, look at every memory access")
     command.add_argument("--counts", action="store_true", help="with --checked (implied), print what each kernel moved")
     command.set_defaults(command=_run)
@@ -226,6 +228,7 @@ def _add_trials(commands: Any, common: _Parents, kernels: _Parents) -> None:
     command.add_argument("--shuffled", type=int, default=0, metavar="N", help="also run in N shuffled thread orders")
     command.add_argument("--checked", action="store_true", help="also look at every memory access on the CPU")
     command.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    add_threads(command)
     command.set_defaults(command=command_in("souffle.cli.check", "check"))
 
     command = commands.add_parser("ablate", parents=[*common, *kernels], help="the table V0 to V4, and more rows")
@@ -273,6 +276,7 @@ def _network(arguments: argparse.Namespace, progress: Progress, dump: str | None
         **model_options(arguments),
         **padding_of(arguments),
         tuning_log=None if arguments.tuning_log == "none" else arguments.tuning_log,
+        threads=arguments.threads,
         cubin=not arguments.no_cubin,
         progress=progress,
         dump=dump,
@@ -315,7 +319,7 @@ def _run(arguments: argparse.Namespace, progress: Progress) -> int:
         target = arguments.output if arguments.output.endswith(".npz") else f"{arguments.output}.npz"
         check_output(target, ARCHIVE, arguments.force)
     options = {"checked": True} if arguments.checked or arguments.counts else {}
-    network = souffle.load(arguments.file, device=arguments.device, **options)
+    network = souffle.load(arguments.file, device=arguments.device, threads=arguments.threads, **options)
     inputs, types = {}, {spec.name: spec.dtype for spec in network.signature.inputs}
     for item in arguments.input:
         name, separator, path = item.partition("=")

@@ -1,4 +1,4 @@
-"""``--batch``, ``--dim`` and ``--constant``: what commands are given about a model; and how inputs are padded."""
+"""``--batch``, ``--dim`` and ``--constant``: what commands are given about a model; and padding, and threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from souffle.errors import OptionError
 from souffle.options import INTEGERS
 
-__all__ = ["add_model_options", "add_padding", "import_options", "model_options", "padding_of"]
+__all__ = ["add_model_options", "add_padding", "add_threads", "import_options", "model_options", "padding_of"]
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -78,6 +78,16 @@ def add_padding(parser: argparse.ArgumentParser) -> None:
         type=_padding_value,
         metavar="INPUT=X",
         help="what is put there, instead of 0",
+    )
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """With how many threads a network for the CPU computes."""
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="of a network for the CPU, at most (default: as it was compiled; cores that this process may use)",
     )
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from tvm import tirx
 
 from souffle.analysis import Analysis
 from souffle.codegen.assemble import traffic
+from souffle.codegen.host_library import linked_library
 from souffle.codegen.host_order import backwards, by_constants
 from souffle.codegen.in_place import in_place
 from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan
@@ -20,7 +19,7 @@ from souffle.codegen.workspace_layout import place_buffers
 from souffle.decision import Decision
 from souffle.options import WINOGRAD, Options
 from souffle.program import Tensor, TEProgram
-from souffle.schedule.cpu import Layout, ScheduledFunction, build_cpu, host_target
+from souffle.schedule.cpu import Layout, ScheduledFunction, build_objects, host_target
 from souffle.schedule.drafts import Answer
 from souffle.schedule.stage import Stage
 
@@ -70,7 +69,7 @@ def assemble_host(
     Plan
         Its ``arch`` is ``"llvm"`` and the processor, its one module a shared library.
     """
-    target = host_target()
+    target = host_target(options.threads)
     placed = in_place(program, by_constants(stages, program.constants))
     stages = placed.stages
     symbols: dict[tuple[str, tuple[int, ...], bool], str] = {}
@@ -93,9 +92,10 @@ def assemble_host(
     progress(f"LLVM: {len(functions)} functions for {len(stages)} stages")
     unscheduled: list[tuple[str, str]] = []
     scheduled: dict[str, ScheduledFunction] = {}
-    module = build_cpu(
+    objects = build_objects(
         functions,
         target,
+        folder=options.cache_dir,
         report=unscheduled,
         constants=held,
         scheduled=scheduled,
@@ -103,10 +103,7 @@ def assemble_host(
         backwards=turned,
     )
     decisions = (*decisions, *(Decision("host", name, False, f"no schedule: {why}") for name, why in unscheduled))
-    with tempfile.TemporaryDirectory(prefix="souffle-llvm-") as folder:
-        library = Path(folder) / "network.so"
-        module.export_library(str(library))
-        image = library.read_bytes()
+    image = linked_library(objects)
     first: dict[Tensor, int] = {}
     last: dict[Tensor, int] = {}
     for time, stage in enumerate(stages):

@@ -20,7 +20,6 @@ A file is one JSON object. Its header is the same for all that writes such files
 from __future__ import annotations
 
 import datetime
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -38,6 +37,7 @@ from souffle.codegen.nvcc import compiler_version, find_nvcc
 from souffle.errors import DeviceError, NoGpuError, SouffleError
 from souffle.runtime.cuda import Cuda
 from souffle.schedule.log import log_folders
+from souffle.source import package_digest
 
 __all__ = ["FORMAT", "ResultFile", "device_name", "result_header", "source_digest", "write_whole"]
 
@@ -45,7 +45,6 @@ FORMAT = "souffle-results-1"
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PACKAGES = ("apache-tvm", "islpy", "numpy", "onnx", "onnxruntime", "torch")
-_DECIDES = (".py", ".h", ".cpp", ".inc", ".json", ".safetensors")
 _SAME = ("souffle", "source", "device", "options")
 """Rows of a file are of one of each."""
 _SAYS = {
@@ -64,22 +63,9 @@ def device_name() -> str | None:
         return None
 
 
-@cache
 def source_digest() -> str:
-    """A digest of the package's files and of the tuning logs that compilations look into.
-
-    The command line and the papers' figures are left out, for they decide about no row.
-    """
-    digest = hashlib.sha256()
-    # The networks are a link in a checkout, which rglob does not follow.
-    for folder in (_PACKAGE, _PACKAGE / "models", *log_folders("auto")):
-        for path in sorted(folder.rglob("*")):
-            inside = path.relative_to(folder)
-            if folder == _PACKAGE and (inside.parts[0] == "cli" or inside.parts[:2] == ("evaluation", "data")):
-                continue
-            if path.suffix in _DECIDES and path.is_file():
-                digest.update(f"{inside.as_posix()}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+    """A digest of the package's files and of the tuning logs that compilations look into."""
+    return package_digest(*log_folders("auto"))
 
 
 def result_header(options: Mapping[str, Any], device: str | None) -> dict[str, Any]:

@@ -104,7 +104,6 @@ def _captured_te_calls() -> Iterator[dict[str, tuple[tuple[te.Tensor, ...], tupl
     A subclass would not do: the builder crosses TVM's FFI and comes back as the base class.
     """
     captured: dict[str, tuple[tuple[te.Tensor, ...], tuple[te.Tensor, ...]]] = {}
-    original, leave = relax.BlockBuilder.call_te, relax.BlockBuilder._exit_function_scope
 
     def call_te(self: relax.BlockBuilder, func, *args, **kwargs):
         record: list[tuple[tuple[te.Tensor, ...], tuple[te.Tensor, ...]]] = []
@@ -127,6 +126,8 @@ def _captured_te_calls() -> Iterator[dict[str, tuple[tuple[te.Tensor, ...], tupl
             self._end_block()
 
     with _capture_lock:
+        # Another thread's stand-ins are gone by now.
+        original, leave = relax.BlockBuilder.call_te, relax.BlockBuilder._exit_function_scope
         relax.BlockBuilder.call_te, relax.BlockBuilder._exit_function_scope = call_te, exit_scope
         try:
             yield captured

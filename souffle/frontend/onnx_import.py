@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,6 +61,10 @@ from souffle.program import Origin, Tensor, TEProgram, make_te
 from souffle.tvm_compat import fresh_axis, primfunc_from_tensors
 
 __all__ = ["import_loaded", "import_named", "import_onnx"]
+
+
+_one_at_a_time = threading.RLock()
+"""Builders of Relax are on one stack for all threads of a process."""
 
 
 def import_onnx(
@@ -128,6 +133,11 @@ def import_named(loaded: LoadedModel) -> tuple[TEProgram, dict[str, Tensor]]:
     ------
     UnsupportedOperatorError
     """
+    with _one_at_a_time:
+        return _imported(loaded)
+
+
+def _imported(loaded: LoadedModel) -> tuple[TEProgram, dict[str, Tensor]]:
     emitter = Emitter()
     small = {name: dtype for name, _, dtype in loaded.inputs if is_small(dtype)}
     inputs = tuple(

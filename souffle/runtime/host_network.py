@@ -16,14 +16,15 @@ import tvm_ffi
 
 from souffle.codegen.plan import Buffer, Plan
 from souffle.errors import ArtifactError
+from souffle.options import checked_threads
 from souffle.runtime import artifact
 from souffle.runtime.bound import BoundNetwork, Buffers, aligned_bytes, buffers_of
 from souffle.runtime.explain import explain
+from souffle.runtime.host_threads import ThreadsOfCalls, share_pool
 from souffle.runtime.network import KernelInfo, signature_of
 from souffle.runtime.shared_constants import SharedConstants
 from souffle.runtime.signature import Destination, Signature, TensorSpec
 from souffle.runtime.stage_table import StageTable, stages_of_plan
-from souffle.schedule.cpu import SharedCores, host_target, machine_of
 
 __all__ = ["HostNetwork"]
 
@@ -193,13 +194,14 @@ class _Workspace:
 class _Loaded:
     """The machine code and the constants, and the workspaces that wait for a call."""
 
-    def __init__(self, plan: Plan, shared: SharedConstants) -> None:
+    def __init__(self, plan: Plan, shared: SharedConstants, threads: int | None) -> None:
         self._plan = plan
         with tempfile.TemporaryDirectory(prefix="souffle-host-") as folder:
             library = Path(folder) / "network.so"
             library.write_bytes(plan.modules[0].cubin)
             try:
                 module = tvm.runtime.load_module(str(library))
+                pooled = share_pool(library)
             except (RuntimeError, OSError) as error:
                 raise ArtifactError(
                     f"the machine code of {plan.name} was made for {plan.options.arch} and cannot be loaded here; "
@@ -212,7 +214,7 @@ class _Loaded:
             if buffer.kind == "constant"
             for array in (plan.constants[buffer.name],)
         }
-        self._cores = SharedCores(machine_of(host_target()).cores)
+        self._cores = ThreadsOfCalls(threads, pooled=pooled)
         self._idle: list[_Workspace] = []
 
     def run(
@@ -261,17 +263,20 @@ class HostNetwork:
         From :func:`souffle.codegen.llvm.assemble_host`.
     shared : SharedConstants, optional
         Where the constants of other networks are, too.
+    threads : int, optional
+        With how many threads a call computes at most, in the place of what it was compiled with.
     """
 
-    def __init__(self, plan: Plan, *, shared: SharedConstants | None = None) -> None:
+    def __init__(self, plan: Plan, *, shared: SharedConstants | None = None, threads: int | None = None) -> None:
         self._plan = plan
+        self._threads = plan.options.threads if threads is None else checked_threads(threads)
         self._shared = shared or SharedConstants()
         self._signature = signature_of(plan)
         self._opening = threading.Lock()
         self._loaded: _Loaded | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HostNetwork, (self._plan,)
+        return partial(HostNetwork, threads=self._threads), (self._plan,)
 
     def __repr__(self) -> str:
         return f"HostNetwork({self._plan.name!r}, {self._plan.options.level}, {self._plan.options.arch})"
@@ -290,6 +295,11 @@ class HostNetwork:
     def device(self) -> str:
         """``"host"``: LLVM code, not CUDA text."""
         return "host"
+
+    @property
+    def threads(self) -> int:
+        """With how many threads a call computes that is alone: no more than the cores that this process may use."""
+        return ThreadsOfCalls(self._threads, pooled=True).most
 
     @property
     def signature(self) -> Signature:
@@ -332,14 +342,14 @@ class HostNetwork:
 
     def sharing(self, shared: SharedConstants) -> HostNetwork:
         """The same network, whose constants are where those of other networks are, too."""
-        return HostNetwork(self._plan, shared=shared)
+        return HostNetwork(self._plan, shared=shared, threads=self._threads)
 
     def open(self) -> None:
         """Load the machine code and place the constants now instead of at the first call."""
         if self._loaded is None:
             with self._opening:
                 if self._loaded is None:
-                    self._loaded = _Loaded(self._plan, self._shared)
+                    self._loaded = _Loaded(self._plan, self._shared, self._threads)
 
     def __call__(self, /, *args: Any, out: Any = None, **named: Any) -> dict[str, Any]:
         """Run once (:meth:`souffle.runtime.Network.__call__`).

@@ -121,6 +121,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "reuse_policy": plan.options.reuse_policy,
         "graph": plan.options.graph,
         "watchdog_ms": plan.options.watchdog_ms,
+        **({} if plan.options.threads is None else {"threads": plan.options.threads}),
         "dataflow": None if plan.dataflow is None else asdict(plan.dataflow),
     }
 
@@ -350,6 +351,8 @@ def _options(fields: _Fields) -> Options:
         given["graph"] = fields.flag("graph")
     if fields.get("watchdog_ms") is not None:
         given["watchdog_ms"] = fields.get("watchdog_ms")
+    if fields.get("threads") is not None:
+        given["threads"] = fields.get("threads")
     try:
         return Options(**given)
     except OptionError as error:

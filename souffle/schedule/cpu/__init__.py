@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from souffle.schedule.cpu.build import build_cpu
-from souffle.schedule.cpu.host import Machine, SharedCores, host_target, machine_of, use_cores
+from souffle.schedule.cpu.build import build_cpu, build_objects
+from souffle.schedule.cpu.host import Machine, host_target, limit_cores, machine_of, use_cores
 from souffle.schedule.cpu.price import function_cycles
 from souffle.schedule.cpu.schedule import Layout, ScheduledFunction, schedule_cpu, schedule_with_constants
 
@@ -11,10 +11,11 @@ __all__ = [
     "Layout",
     "Machine",
     "ScheduledFunction",
-    "SharedCores",
     "build_cpu",
+    "build_objects",
     "function_cycles",
     "host_target",
+    "limit_cores",
     "machine_of",
     "schedule_cpu",
     "schedule_with_constants",

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-import os
+import tempfile
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TypeVar
 
 import tvm
 from tvm import tirx
 from tvm.error import InternalError
+from tvm.target import codegen
 
-from souffle.parallel import map_in_threads
+from souffle.cache import most_bytes, read_entry, trim, write_entry
+from souffle.parallel import map_in_threads, usable_cores
 from souffle.program.extrema import with_llvm_extrema
 from souffle.program.ieee import with_ieee_arithmetic
 from souffle.program.llvm_pipeline import compile_llvm
 from souffle.schedule.cpu.elementary import rounded_to_bfloat16
 from souffle.schedule.cpu.schedule import ScheduledFunction, schedule_with_constants
+from souffle.source import package_digest
 
-__all__ = ["build_cpu"]
+__all__ = ["build_cpu", "build_objects"]
 
 # Buffers are as large here as they should be, and for an index such as (48 * task + c) % 32 TVM would shrink one to an
 # extent that depends on the loops inside.
 _DISABLED = ["s_tir.CompactBufferAllocation"]
+_FOLDER = "host_functions"
 _LOG = logging.getLogger(__name__)
+_Made = TypeVar("_Made")
 
 
 def build_cpu(
@@ -36,9 +44,7 @@ def build_cpu(
     winograd: bool = True,
     backwards: Collection[str] = (),
 ) -> tvm.runtime.Module:
-    """Schedule and compile functions.
-
-    LLVM works outside of Python's lock, so the functions are divided among threads, one module each.
+    """Schedule and compile functions into one module.
 
     Parameters
     ----------
@@ -47,7 +53,7 @@ def build_cpu(
     target : Target
         See :func:`host_target`.
     workers : int, optional
-        Threads; the number of processors by default.
+        Threads, for LLVM works outside of Python's lock; by default as many as this process may use.
     report : list, optional
         Gets ``(name, reason)`` for each function that is compiled without a schedule, in the order of `funcs`.
     constants : mapping of str to collection of int, optional
@@ -65,65 +71,124 @@ def build_cpu(
     Module
         ``module.get_function(name, query_imports=True)`` is a function of tensors, in the order of its parameters as
         scheduled.
-        Compiled functions use as many cores as TVM's pool has: see :func:`use_cores`.
+        Compiled functions use as many cores as TVM's pool has (:func:`use_cores`), or what a library is linked with.
     """
-    names = list(funcs)
-    count = max(1, min(workers or os.cpu_count() or 1, len(names)))
-    parts = [names[i::count] for i in range(count)]
-    known = {name: (constants or {}).get(name, ()) for name in names}
-
-    def scheduler(name: str) -> ScheduledFunction:
-        return schedule_with_constants(
-            funcs[name], target=target, constants=known[name], winograd=winograd, backwards=name in backwards
-        )
-
-    unscheduled: dict[str, str] = {}
-    compiled: dict[str, ScheduledFunction] = {} if scheduled is None else scheduled
-    modules = map_in_threads(
-        count, lambda part: _compile({n: funcs[n] for n in part}, scheduler, target, unscheduled, compiled), parts
-    )
-    if report is not None:
-        report.extend((name, unscheduled[name]) for name in names if name in unscheduled)
-    first = modules[0]
-    for module in modules[1:]:
+    schedule = _Scheduling(funcs, target, constants or {}, winograd, backwards)
+    first, *others = schedule.each(workers, lambda func: _module(func, target), report, scheduled)
+    for module in others:
         first.import_module(module)
     return first
 
 
-def _compile(
+def build_objects(
     funcs: Mapping[str, tirx.PrimFunc],
-    scheduler: Callable[[str], ScheduledFunction],
     target: tvm.target.Target,
-    unscheduled: dict[str, str],
-    compiled: dict[str, ScheduledFunction],
-) -> tvm.runtime.Module:
-    try:
-        scheduled = {name: scheduler(name) for name in funcs}
-        module = _module({name: each.func for name, each in scheduled.items()}, target)
-        compiled.update(scheduled)
-        return module
-    except (InternalError, ValueError) as error:
-        if len(funcs) > 1:
-            modules = [
-                _compile({name: func}, scheduler, target, unscheduled, compiled) for name, func in funcs.items()
-            ]
-            for module in modules[1:]:
-                modules[0].import_module(module)
-            return modules[0]
-        # One function that TVM does not lower as scheduled must not cost the whole network.
-        (name,) = funcs
-        # TVM's message begins with what failed; where it was thrown follows.
-        unscheduled[name] = str(error).strip().partition("\n")[0]
-        _LOG.info("function %s is compiled without a schedule: %s", name, unscheduled[name])
-        compiled[name] = ScheduledFunction.as_it_is(funcs[name])
-        return _module(funcs, target)
+    *,
+    folder: Path | None,
+    report: list[tuple[str, str]],
+    constants: Mapping[str, Collection[int]],
+    scheduled: dict[str, ScheduledFunction],
+    winograd: bool,
+    backwards: Collection[str],
+) -> list[bytes]:
+    """Schedule and compile functions, each to an object file; parameters as for :func:`build_cpu`.
+
+    Parameters
+    ----------
+    folder : Path or None
+        The folder of a cache, in which object files are kept by all that they are made of. So a network with other
+        weights is not compiled by LLVM again.
+
+    Returns
+    -------
+    list of bytes
+        In the order of `funcs`.
+    """
+    folder = folder / _FOLDER if folder is not None and most_bytes() else None
+    new: list[Path] = []
+
+    def made(func: tirx.PrimFunc) -> bytes:
+        path = None if folder is None else folder / f"{_key(func, target)}.o"
+        found = None if path is None else read_entry(path)
+        if found is not None:
+            return found
+        content = _object(func, target)
+        if path is not None and write_entry(path, content):
+            new.append(path)
+        return content
+
+    objects = _Scheduling(funcs, target, constants, winograd, backwards).each(None, made, report, scheduled)
+    if new:
+        trim(folder, most_bytes())
+    return objects
 
 
-def _module(funcs: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Module:
-    named = {name: _exact(func).with_attr("global_symbol", name) for name, func in funcs.items()}
+class _Scheduling:
+    """Schedules functions, and makes something of each in threads."""
+
+    def __init__(
+        self,
+        funcs: Mapping[str, tirx.PrimFunc],
+        target: tvm.target.Target,
+        constants: Mapping[str, Collection[int]],
+        winograd: bool,
+        backwards: Collection[str],
+    ) -> None:
+        self._funcs, self._target, self._constants = funcs, target, constants
+        self._winograd, self._backwards = winograd, backwards
+
+    def each(
+        self,
+        workers: int | None,
+        make: Callable[[tirx.PrimFunc], _Made],
+        report: list[tuple[str, str]] | None,
+        scheduled: dict[str, ScheduledFunction] | None,
+    ) -> list[_Made]:
+        found = map_in_threads(workers or usable_cores(), lambda name: self._one(name, make), self._funcs)
+        for name, (function, _, why) in zip(self._funcs, found, strict=True):
+            if scheduled is not None:
+                scheduled[name] = function
+            if why and report is not None:
+                report.append((name, why))
+        return [made for _, made, _ in found]
+
+    def _one(self, name: str, make: Callable[[tirx.PrimFunc], _Made]) -> tuple[ScheduledFunction, _Made, str]:
+        func = self._funcs[name]
+        try:
+            function = schedule_with_constants(
+                func,
+                target=self._target,
+                constants=self._constants.get(name, ()),
+                winograd=self._winograd,
+                backwards=name in self._backwards,
+            )
+            return function, make(_named(name, function.func)), ""
+        except (InternalError, ValueError) as error:
+            # One function that TVM does not lower as scheduled must not cost the whole network.
+            # TVM's message begins with what failed; where it was thrown follows.
+            why = str(error).strip().partition("\n")[0]
+        _LOG.info("function %s is compiled without a schedule: %s", name, why)
+        return ScheduledFunction.as_it_is(func), make(_named(name, func)), why
+
+
+def _named(name: str, func: tirx.PrimFunc) -> tirx.PrimFunc:
+    exact = with_llvm_extrema(func.with_body(with_ieee_arithmetic(func.body)))
+    return rounded_to_bfloat16(exact).with_attr("global_symbol", name)
+
+
+def _module(func: tirx.PrimFunc, target: tvm.target.Target) -> tvm.runtime.Module:
     with tvm.transform.PassContext(disabled_pass=_DISABLED):
-        return compile_llvm(named, target).mod
+        return compile_llvm({str(func.attrs["global_symbol"]): func}, target).mod
 
 
-def _exact(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    return rounded_to_bfloat16(with_llvm_extrema(func.with_body(with_ieee_arithmetic(func.body))))
+def _object(func: tirx.PrimFunc, target: tvm.target.Target) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="souffle-llvm-") as folder:
+        path = Path(folder) / "function.o"
+        _module(func, target).write_to_file(str(path))
+        return path.read_bytes()
+
+
+def _key(func: tirx.PrimFunc, target: tvm.target.Target) -> str:
+    """A digest of what machine code depends on: the function, the processor, and the compiler with its packages."""
+    parts = (tvm.ir.save_json(func), str(target), package_digest(), tvm.__version__, str(codegen.llvm_version_major()))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass
-from typing import ClassVar
 
 import tvm
 from tvm.target import codegen
 
-from souffle.parallel import physical_cores
+from souffle.parallel import physical_cores, usable_cores
 from souffle.tvm_compat import limit_parallel_loops
 
-__all__ = ["Machine", "SharedCores", "host_target", "machine_of", "use_cores"]
+__all__ = ["Machine", "host_target", "limit_cores", "machine_of", "use_cores"]
 
 _SHARE_CORES = -3
 """TVM's affinity mode in which the threads may move among the cores given, as other processes leave them free."""
@@ -44,72 +44,47 @@ class Machine:
         return max(1, self.vector_bits // bits)
 
 
-def host_target() -> tvm.target.Target:
-    """TVM's LLVM target for the CPU that this process runs on, with as many cores as it may use."""
-    return tvm.target.Target(
-        {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": len(physical_cores())}
-    )
+def host_target(threads: int | None = None) -> tvm.target.Target:
+    """TVM's LLVM target for the CPU that this process runs on.
+
+    Parameters
+    ----------
+    threads : int, optional
+        Cores that parallel loops are cut for; all that this process may use without.
+    """
+    cores = threads or usable_cores()
+    return tvm.target.Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": cores})
 
 
 def machine_of(target: tvm.target.Target) -> Machine:
     """The vectors and cores of a target (``mcpu``, ``mattr`` and ``num-cores``)."""
     bits = max(64, int(codegen.llvm_get_vector_width(target)))
     many = bits >= 512 or (target.attrs.get("mtriple") or "").startswith(("aarch64", "arm64"))
-    cores = int(target.attrs.get("num-cores") or 0) or len(physical_cores())
+    cores = int(target.attrs.get("num-cores") or 0) or usable_cores()
     return Machine(bits, 32 if many else 16, cores)
 
 
 def use_cores(target: tvm.target.Target) -> None:
-    """Let parallel loops of the calling thread use as many cores as `target` has; see :class:`SharedCores`."""
-    cores = machine_of(target).cores
-    _use(cores, _one_each(cores))
+    """Let parallel loops in TVM's pool that the calling thread runs use as many cores as `target` has."""
+    limit_cores(machine_of(target).cores)
 
 
-class SharedCores:
-    """Divides the cores among the threads that run compiled functions at the same time; to be used as a context.
+def limit_cores(cores: int) -> None:
+    """Let parallel loops in TVM's pool that the calling thread runs use so many cores.
 
-    TVM has a pool of workers for each thread that calls it, as large as the machine, and they poll while they wait. So
-    a thread that enters while others are inside takes only its share of the cores; with as many threads as cores, each
-    runs its loops alone and without a pool. What an element is does not depend on how many workers there are.
-
-    Parameters
-    ----------
-    cores : int
-        How many there are to divide.
-    """
-
-    _inside: ClassVar[set[int]] = set()
-    # Threads by number, not a count: what an interrupt left in it, the thread's next turn puts right.
-
-    def __init__(self, cores: int) -> None:
-        self._cores, self._cpus = cores, _one_each(cores)
-
-    def __enter__(self) -> None:
-        self._inside.add(threading.get_ident())
-        share = max(1, self._cores // len(self._inside))
-        # All, or a power of two, for a change of the share costs as much as a small call.
-        _use(share if share == self._cores else 1 << share.bit_length() - 1, self._cpus)
-
-    def __exit__(self, *_: object) -> None:
-        self._inside.discard(threading.get_ident())
-
-
-def _one_each(cores: int) -> list[str]:
-    """The processor numbers for a pool of so many workers."""
-    cpus = [str(cpu) for cpu in physical_cores()]
-    return [cpus[i % len(cpus)] for i in range(cores)]
-
-
-def _use(cores: int, cpus: list[str]) -> None:
-    """Let parallel loops of the calling thread use so many cores; TVM by itself takes half of x86's processors.
-
-    The thread's pool is made when it is first allowed more than one. It has a worker for each of `cpus` then, of which
-    some are used, for it cannot grow later.
+    TVM has a pool for each thread that calls. It is made when that is first allowed more than one core, and cannot grow
+    later: it has a worker for each core that the process may use then, or as many as are asked for if these are more.
     """
     if getattr(_thread, "cores", None) == cores:
         return
     if cores == 1:
         limit_parallel_loops(1)
     else:
+        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        cpus = [str(cpu) for cpu in physical_cores()]
+        cpus = [cpus[i % len(cpus)] for i in range(max(cores, len(cpus)))]
         tvm.get_global_func("runtime.config_threadpool")(_SHARE_CORES, cores, cpus)
+        if allowed is not None:
+            # TVM confines this thread to these processors, too, and with it all threads and processes that it starts.
+            os.sched_setaffinity(0, allowed)
     _thread.cores = cores
