@@ -88,8 +88,8 @@ def build_objects(
     report: list[tuple[str, str]],
     constants: Mapping[str, Collection[int]],
     scheduled: dict[str, ScheduledFunction],
-    winograd: bool,
-    backwards: Collection[str],
+    winograd: bool = True,
+    backwards: Collection[str] = (),
 ) -> list[bytes]:
     """Schedule and compile functions, each to an object file; parameters as for :func:`build_cpu`.
 
