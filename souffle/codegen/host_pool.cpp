@@ -42,16 +42,21 @@ struct Region {
   Share* shares;
   std::atomic<int> failed;  // what a part returned that was not 0
   std::atomic<int> inside;  // workers that have it, or may still take it
+  int processor;            // on which the caller computes
 };
 
 struct Worker {
   std::atomic<Region*> region;
   std::atomic<bool> asleep;
+  bool called;  // by the mutex: for a region that may be gone
   int share;   // of the region
   int number;  // in the order in which they were begun
   pthread_mutex_t mutex;
   pthread_cond_t woken;
   Worker* below;  // in the stack of idle workers
+#if defined(__linux__)
+  cpu_set_t processors;  // that it may run on
+#endif
 };
 
 pthread_mutex_t idle_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -94,28 +99,56 @@ void compute(Region* region, int own) {
 }
 
 Region* next_region(Worker* worker) {
-  int64_t end = now() + kSpinNs;
-  do {
-    for (int turn = 0; turn < 64; ++turn) {
-      if (worker->region.load(std::memory_order_relaxed) != nullptr) {
-        if (Region* region = worker->region.exchange(nullptr)) return region;
+  for (;;) {
+    int64_t end = now() + kSpinNs;
+    do {
+      for (int turn = 0; turn < 64; ++turn) {
+        if (worker->region.load(std::memory_order_relaxed) != nullptr) {
+          if (Region* region = worker->region.exchange(nullptr)) return region;
+        }
+        pause();
       }
-      pause();
+    } while (now() < end);
+    pthread_mutex_lock(&worker->mutex);
+    worker->asleep.store(true);
+    Region* region;
+    while ((region = worker->region.exchange(nullptr)) == nullptr && !worker->called) {
+      pthread_cond_wait(&worker->woken, &worker->mutex);
     }
-  } while (now() < end);
-  Region* region;
-  pthread_mutex_lock(&worker->mutex);
-  worker->asleep.store(true);
-  while ((region = worker->region.exchange(nullptr)) == nullptr) pthread_cond_wait(&worker->woken, &worker->mutex);
-  worker->asleep.store(false);
-  pthread_mutex_unlock(&worker->mutex);
-  return region;
+    worker->called = false;
+    worker->asleep.store(false);
+    pthread_mutex_unlock(&worker->mutex);
+    if (region != nullptr) return region;
+    // It came too late, and its region was taken back. More loops follow, for which it has to be awake.
+  }
+}
+
+int this_processor() {
+#if defined(__linux__)
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
+// The system may wake a worker on the caller's processor, where each would wait in turn until the other's time is over.
+void leave(Worker* worker, int processor) {
+#if defined(__linux__)
+  if (processor < 0 || processor >= CPU_SETSIZE || this_processor() != processor) return;
+  cpu_set_t others = worker->processors;
+  CPU_CLR(processor, &others);
+  if (CPU_COUNT(&others) > 0) sched_setaffinity(0, sizeof(others), &others);
+#endif
 }
 
 void* run(void* argument) {
   Worker* worker = static_cast<Worker*>(argument);
+#if defined(__linux__)
+  sched_getaffinity(0, sizeof(worker->processors), &worker->processors);
+#endif
   for (;;) {
     Region* region = next_region(worker);
+    leave(worker, region->processor);
     compute(region, worker->share);
     // First idle, then out: the caller's next loop finds it. The region is gone once the caller knows that all are out.
     put_back(worker);
@@ -174,6 +207,7 @@ void give(Worker* worker, Region* region, int share) {
   worker->region.store(region);
   if (worker->asleep.load()) {
     pthread_mutex_lock(&worker->mutex);
+    worker->called = true;
     pthread_cond_signal(&worker->woken);
     pthread_mutex_unlock(&worker->mutex);
   }
@@ -186,7 +220,7 @@ void wait_for(Region* region) {
       if (region->inside.load(std::memory_order_acquire) == 0) return;
       pause();
     }
-    if (now() >= end) sched_yield();
+    if (now() >= end) sched_yield();  // one of them may have to run here
   }
 }
 
@@ -222,7 +256,7 @@ EXPORTED int souffle_pool_1_launch(Body body, void* data, int) {
   int threads = count + 1;
   Share* shares = static_cast<Share*>(__builtin_alloca_with_align(threads * sizeof(Share), 8 * alignof(Share)));
   for (int i = 0; i < threads; ++i) shares[i].taken.store(0, std::memory_order_relaxed);
-  Region region = {body, data, {nullptr, threads * kPartsOfThread}, threads, shares, {0}, {count}};
+  Region region = {body, data, {nullptr, threads * kPartsOfThread}, threads, shares, {0}, {count}, this_processor()};
   for (int i = 0; i < count; ++i) give(taken[i], &region, i + 1);
   compute(&region, 0);
   for (int i = 0; i < count; ++i) {

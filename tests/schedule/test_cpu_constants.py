@@ -14,7 +14,7 @@ from tvm import te, topi
 import souffle
 from souffle.schedule.cpu import (
     build_cpu,
-    contraction,
+    contraction_panel,
     contraction_tiling,
     host_target,
     machine_of,
@@ -100,7 +100,7 @@ def test_weights_are_rows_of_products_with_many_columns(m, k, n, room, monkeypat
     """With less room than the weights need, a tile of them is multiplied with several panels before the next one."""
     if room is not None:
         monkeypatch.setattr(contraction_tiling, "CACHE_BYTES", room)
-        monkeypatch.setattr(contraction, "_FIRST_LEVEL", 0)
+        monkeypatch.setattr(contraction_panel, "_FIRST_LEVEL", 0)
     rng = np.random.default_rng(m + k + n)
     a, b = drawn(rng, m, k), drawn(rng, k, n)
     w, x = te.placeholder(a.shape), te.placeholder(b.shape)

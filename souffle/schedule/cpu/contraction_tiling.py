@@ -191,12 +191,11 @@ def panels_together(form: CpuContraction, tiling: CpuTiling) -> int:
     """
     if form.panels is not None:
         return 1
-    rows = [DataType(dtype_of(form.scalar.value)), DataType(dtype_of(form.vector.value))]
-    row_bytes, column_bytes = (form.steps * dtype.itemsize for dtype in rows)
-    if form.height * row_bytes <= CACHE_BYTES:
+    row, column = (form.steps * DataType(dtype_of(side.value)).itemsize for side in (form.scalar, form.vector))
+    if form.height * row <= CACHE_BYTES:
         return 1
     panels = -(-form.width // tiling.width)
-    blocks = -(-panels // max(1, CACHE_BYTES // (column_bytes * tiling.width)))
+    blocks = -(-panels // max(1, CACHE_BYTES // (column * tiling.width)))
     return -(-panels // blocks)
 
 
