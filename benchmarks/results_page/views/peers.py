@@ -19,6 +19,10 @@ def host_speed(source: Source) -> Table:
         median, best = of.number(f"{which}us"), of.number(f"{which}best_us")
         return f"{median / 1e3:.3g} ({best / 1e3:.3g})"
 
+    def seconds(of: Record) -> str:
+        second = f" / {of.number('second_compile_seconds'):.1f}" if "second_compile_seconds" in of else ""
+        return f"{of.number('compile_seconds'):.1f}{second}"
+
     def cells(of: Record, name: str) -> list[str]:
         if name not in of.record("peers"):
             return ["", ""]
@@ -29,13 +33,14 @@ def host_speed(source: Source) -> Table:
         [
             *(one[key] for key in ("model", "batch", "threads")),
             scientific(one.number("error")),
-            *(one[key] for key in ("compile_seconds", "file_mb", "peak_mb")),
+            seconds(one),
+            *(one[key] for key in ("file_mb", "peak_mb")),
             milliseconds(one, "ours_"),
             *(cell for name in peers for cell in cells(one, name)),
         ]
         for one in source.results
     )
-    header = "model | batch | threads | largest error | compile s | file MB | peak MB | Souffle ms"
+    header = "model | batch | threads | largest error | compile s, first / second | file MB | peak MB | Souffle ms"
     return table(" | ".join([header, *(f"{name} ms | of {name}" for name in peers)]), rows)
 
 
