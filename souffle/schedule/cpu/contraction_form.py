@@ -108,6 +108,11 @@ class CpuContraction:
         return "columns" if self.panels is not None else "rows" if self.row_tiles is not None else "none"
 
     @property
+    def packed_factor(self) -> tirx.Buffer | None:
+        """The factor that is packed ahead of time, if one is."""
+        return self.panels if self.row_tiles is None else self.row_tiles
+
+    @property
     def height(self) -> int:
         """Rows of a matrix of the batch."""
         return product(axis.extent for axis in self.rows)

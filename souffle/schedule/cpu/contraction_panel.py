@@ -197,7 +197,7 @@ class Panel:
         That is the next tile of rows; or the next panel, of which each tile of rows asks for another vector.
         """
         form = self.form
-        tiles = form.panels if form.row_tiles is None else form.row_tiles
+        tiles = form.packed_factor
         if tiles is None or product(shape_of(tiles)) * DataType(str(tiles.dtype)).itemsize <= _FIRST_LEVEL:
             return None
         reduce = form.nest.reduce

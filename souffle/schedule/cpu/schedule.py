@@ -126,7 +126,7 @@ def schedule_with_constants(
                 units.extend(filtered.steps)
                 continue
             form = best.form
-            packed.append((form.panels if form.row_tiles is None else form.row_tiles, position, best.layout))
+            packed.append((form.packed_factor, position, best.layout))
         separate = materialized_rows(form) if form is not None and form.row_tiles is None else None
         if separate is not None:
             rows, form = separate
