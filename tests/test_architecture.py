@@ -43,6 +43,7 @@ LOWEST = {
     "source",
     "watchdog",
     "wording",
+    "workers",
 }
 # Written beside the compiler, with its errors.
 NETWORKS = {"models", "errors"}
