@@ -115,7 +115,7 @@ def test_the_emulator_knows_nothing_of_the_compiler() -> None:
 
 def test_every_folder_has_its_place() -> None:
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
-    assert folders <= {*ORDER, "background", "benchmark", "cli", "debug", "evaluation", "models", "torch"}
+    assert folders <= {*ORDER, *LOWEST, "background", "benchmark", "cli", "debug", "evaluation", "models", "torch"}
 
 
 def test_no_import_inside_of_a_function() -> None:
