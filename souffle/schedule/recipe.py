@@ -42,11 +42,14 @@ class Recipe:
     @cached_property
     def key(self) -> str:
         """What tells recipes of one stage apart: steps of a trace that follow from others are left out."""
-        if self.trace is None:
-            return json.dumps([self.rule, sorted(self.knobs.items())])
-        steps, decisions = self.trace
+        return json.dumps([self.rule, sorted(self.knobs.items()) if self.trace is None else self.choices])
+
+    @cached_property
+    def choices(self) -> list[Any]:
+        """The trace without the steps that follow from others, and their decisions; empty for rules of ours."""
+        steps, decisions = self.trace or ([], [])
         end = next((number for number, step in enumerate(steps) if step[0] == _POSTPROCESSING), len(steps))
-        return json.dumps([self.rule, steps[:end], [one for one in decisions if one[0] < end]])
+        return [steps[:end], [decision for decision in decisions if decision[0] < end]]
 
     @property
     def summary(self) -> str:
