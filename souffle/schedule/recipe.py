@@ -57,3 +57,12 @@ class Recipe:
         if self.trace is None:
             return " ".join((self.rule, *(f"{name}={value}" for name, value in self.knobs.items())))
         return f"{self.rule} {[decision for _, decision in self.trace[1]]}"
+
+    def data(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"rule": self.rule, "knobs": dict(self.knobs), "trace": self.trace}
+
+    @classmethod
+    def of_data(cls, data: Mapping[str, Any]) -> Recipe:
+        """Of plain data."""
+        return cls(data["rule"], dict(data["knobs"]), data["trace"])
