@@ -1,203 +1,148 @@
 """Tuning logs: schedules found by an earlier search, read back tolerantly (the search itself is ``souffle.tuning``).
 
-A log is a folder with one folder for each architecture, and in it MetaSchedule's own JSON database: a table of
-workloads (TensorIR before it is scheduled) and a table of records (a trace of scheduling steps and the seconds that it
-takes). What MetaSchedule has no field for is in the trace, as annotations of the root block behind its last step: see
-:class:`RecordOrigin`. Equal workloads are found by structure, so one log serves every network with the same TE.
+A log is a folder with one folder for each architecture, and in it two files of lines of JSON that are only appended to:
+``workloads.jsonl``, stages before they are scheduled, and ``records.jsonl``, candidates of them, each with its recipe,
+its seconds and where these come from. Equal workloads are found by structure, so one log serves every network with the
+same TE. ``souffle log export`` makes MetaSchedule's database of a log.
 
-MetaSchedule refuses a file with one damaged line; here such a line is named and skipped. Nothing is decoded before a
-stage with the same parameters asks for it.
+A damaged line is named and skipped. No stage and no trace is decoded before a stage with the same parameters asks.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import tvm
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import tirx
 
-from souffle.schedule.log_folders import LOG_VARIABLE, RECORDS, WORKLOADS, log_folders, shipped_log
-from souffle.tvm_compat import const_int
+from souffle.schedule.log_folders import (
+    LOG_VARIABLE,
+    METASCHEDULE_FILES,
+    RECORDS,
+    WORKLOADS,
+    log_folders,
+    shipped_log,
+)
+from souffle.schedule.record import (
+    DAMAGED,
+    FAILED_SECONDS,
+    Record,
+    RecordOrigin,
+    Workload,
+    named_workload,
+    record_of,
+    signature_of,
+    workload_module,
+    workload_of,
+)
 
 __all__ = [
     "FAILED_SECONDS",
-    "KNOB",
     "LOG_VARIABLE",
     "RECORDS",
-    "RULE",
     "WORKLOADS",
     "LogProblem",
     "Record",
     "RecordOrigin",
     "TuningLog",
+    "Workload",
+    "WorkloadTable",
+    "brief",
     "log_folders",
     "open_log",
+    "read_lines",
     "shipped_log",
     "signature_of",
     "workload_module",
 ]
 
-RULE, KNOB = "souffle.rule", "souffle.knob."
-"""Annotations that say which of our rules makes the schedule, and with which value of each knob."""
-
-FAILED_SECONDS = 1e10
-"""What MetaSchedule writes for a candidate that could not be built or gave wrong results."""
-
-_FIELD = "souffle.origin."
-_ROUNDING = 1e-6
-"""Of a float in an annotation, which TVM keeps in fp32."""
-_DECODE = tvm.get_global_func("s_tir.meta_schedule.WorkloadFromJSON")
 _LOGGER = logging.getLogger("souffle.tuning")
-_PARSING = (ValueError, TypeError, RuntimeError, AttributeError, LookupError)
-"""What damaged input raises in TVM and in Python's own readers."""
-
-
-@dataclass(frozen=True)
-class RecordOrigin:
-    """Where the figure of a record comes from.
-
-    Attributes
-    ----------
-    figure : str
-        ``"measured"`` or ``"predicted"``.
-    device : str
-        The GPU that it was measured on, as the driver names it, or the product whose cost model predicted it.
-    tvm, souffle, date : str
-        Versions, and the day as ``YYYY-MM-DD``.
-    spill_bytes : int
-        Stores of spilled registers, as ptxas reports them.
-    own_seconds : float
-        Of the schedule that the rules chose by themselves then, by the same figure; 0 where that is not known.
-    registers, shared_bytes : int
-        Of a thread and of a block, as compiled alone; 0 registers where no compiler was asked.
-    """
-
-    figure: str
-    device: str
-    tvm: str
-    souffle: str
-    date: str
-    spill_bytes: int = 0
-    own_seconds: float = 0.0
-    registers: int = 0
-    shared_bytes: int = 0
-
-    def annotate(self, sch: s_tir.Schedule) -> None:
-        """Write it on the root block, behind the trace's last step (MetaSchedule replays it or leaves it out)."""
-        root = sch.get_sblock("root")
-        for name, value in vars(self).items():
-            sch.annotate(root, _FIELD + name, value)
-
-    @classmethod
-    def of_trace(cls, trace: Sequence[Any]) -> RecordOrigin:
-        """Read from a trace as JSON.
-
-        Raises
-        ------
-        ValueError
-            If it says nothing of that kind.
-        """
-        fields: dict[str, Any] = {}
-        for step in trace[0]:
-            key = step[2][0] if step[0] == "Annotate" else ""
-            if key.startswith(_FIELD):
-                fields[key.removeprefix(_FIELD)] = _plain(step[1][1])
-        if not fields:
-            raise ValueError("it does not say whether it was measured or predicted, nor on what")
-        origin = cls(**fields)
-        if origin.figure not in ("measured", "predicted"):
-            raise ValueError(f"its figure is {origin.figure!r}, neither measured nor predicted")
-        return origin
-
-
-def _plain(value: Any) -> Any:
-    """A constant of a trace as JSON: text is quoted once more there, since unquoted names are variables."""
-    return json.loads(value) if isinstance(value, str) and value.startswith('"') else value
 
 
 @dataclass(frozen=True)
 class LogProblem:
-    """A part of a log that was skipped."""
+    """A part of a log that was skipped, or not taken for what it says."""
 
     where: str
     reason: str
 
 
-@dataclass(frozen=True, eq=False)
-class Record:
-    """One schedule of one workload, not replayed yet.
+class WorkloadTable:
+    """The stages of one folder.
 
-    Attributes
+    Parameters
     ----------
-    where : str
-        File and line.
-    workload : int
-        Line of the workload in its table, from 0.
-    seconds : float
-        The mean of its figures.
-    origin : RecordOrigin
-    trace : list
-        MetaSchedule's trace as JSON.
-    signature : tuple
-        Shape and dtype of each parameter.
+    folder : Path
+        With the file, or without.
+    problem : callable
+        Is told where a part is skipped, and why.
     """
 
-    where: str
-    workload: int
-    seconds: float
-    origin: RecordOrigin
-    trace: list
-    signature: tuple
+    def __init__(self, folder: Path, problem: Callable[[str, str], None]) -> None:
+        self._path = folder / WORKLOADS
+        self._problem = problem
 
-    @property
-    def failed(self) -> bool:
-        """Whether it says only that this schedule cannot be used."""
-        return self.seconds >= FAILED_SECONDS
+    @cached_property
+    def workloads(self) -> dict[str, Workload]:
+        """By their digest, in the order of the file; which of them can be decoded is not known yet."""
+        found: dict[str, Workload] = {}
+        for where, line in read_lines(self._path, self._problem):
+            try:
+                workload = workload_of(where, line)
+            except DAMAGED as error:
+                self._problem(where, brief(error))
+            else:
+                found.setdefault(workload.digest, workload)
+        return found
 
-    @property
-    def useful(self) -> bool:
-        """Whether it is as good as what the rules chose when it was found: a search writes down what is worse, too."""
-        own = self.origin.own_seconds
-        return not self.failed and (own <= 0 or self.seconds <= own * (1 + _ROUNDING))
+    def digests(self, func: tirx.PrimFunc) -> list[str]:
+        """Of the workloads that are this stage: one, unless versions of TVM see different digests in it."""
+        alike = self._by_signature.get(signature_of(func), ())
+        return [workload.digest for workload in alike if self.is_stage(workload, func)]
 
-    @property
-    def summary(self) -> str:
-        """Such as ``measured 12.3 µs on NVIDIA H200``."""
-        verb = "measured" if self.origin.figure == "measured" else "predicted"
-        where = f"on {self.origin.device}" if verb == "measured" else f"with the cost model of {self.origin.device}"
-        return f"{verb} {self.seconds * 1e6:.1f} µs {where}"
+    def is_stage(self, workload: Workload, func: tirx.PrimFunc) -> bool:
+        """Whether a workload is of the structure of a stage; one that cannot be decoded is of none."""
+        known = self.decoded(workload)
+        return known is not None and bool(tvm_ffi.structural_equal(known, named_workload(func)))
 
-    def rank(self, product: str) -> tuple:
-        """Smaller is better: measured before predicted, on this product before another, no spills, less time."""
-        measured = self.origin.figure == "measured"
-        spills = not measured and self.origin.spill_bytes > 0
-        words = self.origin.device.replace("-", " ").split()
-        return (not measured, product not in words, spills, self.seconds)
+    def decoded(self, workload: Workload) -> tirx.PrimFunc | None:
+        """The function of a workload, if it is not damaged."""
+        try:
+            return workload.func
+        except DAMAGED as error:
+            self._problem(workload.where, brief(error))
+            return None
 
-
-def workload_module(func: tirx.PrimFunc) -> tvm.IRModule:
-    """A stage as MetaSchedule's workload: named alike whatever network it is of, and a copy of its own.
-
-    Replaying a trace changes statements of the function in place that others share, so MetaSchedule too copies first.
-    """
-    return tvm.ir.load_json(tvm.ir.save_json(tvm.IRModule({"main": _named(func)})))
-
-
-def _named(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    return func.with_attr("global_symbol", "main")
+    @cached_property
+    def _by_signature(self) -> dict[tuple, list[Workload]]:
+        table: dict[tuple, list[Workload]] = {}
+        for workload in self.workloads.values():
+            table.setdefault(workload.signature, []).append(workload)
+        return table
 
 
-def signature_of(func: tirx.PrimFunc) -> tuple:
-    """Shape and dtype of each parameter, as in a record's ``args_info``."""
-    return tuple((tuple(const_int(extent) for extent in p.shape), str(p.dtype)) for p in func.params)
+def read_lines(path: Path, problem: Callable[[str, str], None]) -> list[tuple[str, str]]:
+    """The lines of a file that is there, with where they are; a byte that is no text is replaced."""
+    if not path.is_file():
+        return []
+    try:
+        text = path.read_bytes().decode(errors="replace")
+    except OSError as error:
+        problem(str(path), str(error))
+        return []
+    # Only this byte ends a line: text may hold what else Python takes for an end.
+    return [(f"{path}:{number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
+def brief(error: Exception) -> str:
+    """An error in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1][:200]}" if lines else type(error).__name__
 
 
 class TuningLog:
@@ -206,7 +151,7 @@ class TuningLog:
     Parameters
     ----------
     folder : Path
-        With MetaSchedule's two files; empty or missing is an empty log.
+        With the two files; empty or missing is an empty log.
     arch : str
         Such as ``"sm_90"``; records for another are skipped.
     """
@@ -215,7 +160,6 @@ class TuningLog:
         self.folder = folder
         self.arch = arch
         self.problems: list[LogProblem] = []
-        self._modules: dict[int, tirx.PrimFunc | None] = {}
 
     @property
     def name(self) -> str:
@@ -224,85 +168,69 @@ class TuningLog:
 
     def problem(self, where: str, reason: str) -> None:
         """Note that something was skipped, and why; once."""
-        found = LogProblem(where, reason)
-        if found not in self.problems:
-            self.problems.append(found)
+        if self._noted(where, reason):
             _LOGGER.warning("%s is skipped: %s", where, reason)
 
+    def remark(self, where: str, reason: str) -> None:
+        """Note that something was not taken for what it says, and why; once."""
+        if self._noted(where, reason):
+            _LOGGER.info("%s: %s", where, reason)
+
+    def _noted(self, where: str, reason: str) -> bool:
+        found = LogProblem(where, reason)
+        new = found not in self.problems
+        if new:
+            self.problems.append(found)
+        return new
+
     @cached_property
-    def workload_lines(self) -> list[str]:
-        """The table of workloads, not decoded."""
-        return self._lines(WORKLOADS)
+    def _record_lines(self) -> list[tuple[str, str]]:
+        """Read before the workloads, behind which they are written: a search that writes meanwhile changes nothing."""
+        path = self.folder / RECORDS
+        if not path.is_file() and (self.folder / METASCHEDULE_FILES[1]).is_file():
+            self.problem(str(self.folder), "it holds MetaSchedule's database; souffle log import makes a log of it")
+        return read_lines(path, self.problem)
+
+    @cached_property
+    def table(self) -> WorkloadTable:
+        """The stages that there are records of."""
+        _ = self._record_lines
+        return WorkloadTable(self.folder, self.problem)
 
     @cached_property
     def records(self) -> tuple[Record, ...]:
         """All that can be read, in the order of the file."""
         found = []
-        for number, line in enumerate(self._lines(RECORDS), 1):
-            where = f"{self.folder / RECORDS}:{number}"
+        for where, line in self._record_lines:
             try:
-                found.append(self._record(where, line))
-            except _PARSING as error:
-                self.problem(where, _brief(error))
+                record = record_of(where, line, self.arch)
+                if record.workload not in self.table.workloads:
+                    raise ValueError(f"there is no workload {record.workload}")
+                found.append(record)
+            except DAMAGED as error:
+                self.problem(where, brief(error))
         return tuple(found)
 
     def of(self, func: tirx.PrimFunc) -> list[Record]:
         """The records of a stage of this structure, in the order of the file."""
-        wanted = self._by_signature.get(signature_of(func), ())
-        mine = {number for number in {record.workload for record in wanted} if self._is(number, func)}
-        return [record for record in wanted if record.workload in mine]
+        return [record for digest in self.table.digests(func) for record in self.of_workload(digest)]
 
-    def workload_number(self, func: tirx.PrimFunc) -> int | None:
-        """The line of a stage in the table of workloads, from 0."""
-        numbers = (number for number in range(len(self.workload_lines)) if self._is(number, func))
-        return next(numbers, None)
+    def of_workload(self, digest: str) -> list[Record]:
+        """The records of a workload whose recipes can be decoded, in the order of the file."""
+        found = []
+        for record in self._by_workload.get(digest, ()):
+            try:
+                found.append((record, record.recipe)[0])
+            except DAMAGED as error:
+                self.problem(record.where, brief(error))
+        return found
 
     @cached_property
-    def _by_signature(self) -> dict[tuple, list[Record]]:
-        table: dict[tuple, list[Record]] = {}
+    def _by_workload(self) -> dict[str, list[Record]]:
+        table: dict[str, list[Record]] = {}
         for record in self.records:
-            table.setdefault(record.signature, []).append(record)
+            table.setdefault(record.workload, []).append(record)
         return table
-
-    def _lines(self, name: str) -> list[str]:
-        path = self.folder / name
-        if not path.is_file():
-            return []
-        try:
-            return path.read_bytes().decode(errors="replace").splitlines()
-        except OSError as error:
-            self.problem(str(path), str(error))
-            return []
-
-    def _record(self, where: str, line: str) -> Record:
-        number, (trace, seconds, target, parameters) = json.loads(line)
-        if target.get("arch") != self.arch:
-            raise ValueError(f"it is for {target.get('arch')}, not for {self.arch}")
-        if not 0 <= number < len(self.workload_lines):
-            raise ValueError(f"there is no workload {number}")
-        figures = [float(one) for one in seconds]
-        mean = sum(figures) / len(figures)
-        if not mean > 0:
-            raise ValueError(f"{mean} is no time")
-        signature = tuple((tuple(int(extent) for extent in shape), dtype) for _, dtype, shape in parameters)
-        return Record(where, number, mean, RecordOrigin.of_trace(trace), trace, signature)
-
-    def _is(self, number: int, func: tirx.PrimFunc) -> bool:
-        if number not in self._modules:
-            where = f"{self.folder / WORKLOADS}:{number + 1}"
-            try:
-                digest, text = json.loads(self.workload_lines[number])
-                self._modules[number] = _DECODE([digest, text]).mod["main"]
-            except _PARSING as error:
-                self._modules[number] = None
-                self.problem(where, _brief(error))
-        known = self._modules[number]
-        return known is not None and bool(tvm_ffi.structural_equal(known, _named(func)))
-
-
-def _brief(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1][:200]}" if lines else type(error).__name__
 
 
 def open_log(option: str | os.PathLike | None, arch: str) -> tuple[TuningLog, ...]:

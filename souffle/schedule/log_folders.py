@@ -7,13 +7,16 @@ from pathlib import Path
 
 from souffle.errors import OptionError
 
-__all__ = ["LOG_VARIABLE", "RECORDS", "WORKLOADS", "log_folders", "shipped_log"]
+__all__ = ["LOG_VARIABLE", "METASCHEDULE_FILES", "RECORDS", "WORKLOADS", "log_folders", "shipped_log"]
 
 LOG_VARIABLE = "SOUFFLE_TUNING_LOGS"
 """The environment variable with folders of logs, separated as in ``PATH``."""
 
-WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
-"""The names that ``meta_schedule.database.JSONDatabase(work_dir=...)`` gives its files, in an architecture's folder."""
+WORKLOADS, RECORDS = "workloads.jsonl", "records.jsonl"
+"""The files of an architecture's folder."""
+
+METASCHEDULE_FILES = ("database_workload.json", "database_tuning_record.json")
+"""The names that ``meta_schedule.database.JSONDatabase(work_dir=...)`` gives its tables of the same."""
 
 
 def shipped_log() -> Path:

@@ -1,4 +1,7 @@
-"""Schedules of stages from tuning logs: nothing is searched here, a record is replayed or it is not.
+"""Schedules of stages from tuning logs: nothing is searched here, a record's recipe is followed or it is not.
+
+Rules and passes change, so a recipe may make another text than the one that was measured. Its figure says nothing of
+this one then, and it is taken for what the cost model predicts of it, as a predicted record is.
 
 Stages are formed before, by the rules alone: which stages there are does not depend on what a log holds, so a record
 stays valid when others are added.
@@ -6,53 +9,39 @@ stays valid when others are added.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol
 
-import tvm
-from tvm import s_tir, tirx
-from tvm.s_tir.schedule import Trace
+from tvm import tirx
 
 from souffle.analysis import Analysis
 from souffle.decision import Decision, Refused
-from souffle.errors import SouffleError
 from souffle.program import ExternTE, TEProgram
 from souffle.program.products import IEEE
 from souffle.schedule.drafts import Answer
-from souffle.schedule.gpu import sketch_of
+from souffle.schedule.follow import followed, native_schedule
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, SHARING, GpuDevice
-from souffle.schedule.gpu.forms.blocks import product
 from souffle.schedule.gpu.registry import RULES
 from souffle.schedule.gpu.rule import MULTIPLIES, GpuRequest, GpuSchedule
-from souffle.schedule.gpu.schedule_check import ScheduleError, check_schedule
 from souffle.schedule.gpu.scheduler import THREADS, gpu_request
-from souffle.schedule.log import KNOB, RULE, Record, TuningLog, workload_module
-from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage
+from souffle.schedule.log import Record, TuningLog
+from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage, text_of
+from souffle.schedule.recipe import Recipe
 from souffle.schedule.stage import LoopStage, Stage, StageDraft, Unit, draft_stage, map_stages
-from souffle.tvm_calls import structural_map
-from souffle.tvm_compat import collect, const_int
 
 __all__ = [
-    "NATIVE_RULE",
     "TunedAnswers",
     "crowding",
+    "followed",
     "native_schedule",
-    "replayed",
-    "schedule_of_trace",
     "searched_stages",
+    "text_of",
     "tuned_stages",
 ]
 
-NATIVE_RULE = "metaschedule"
-"""The rule of schedules that MetaSchedule's own sketches give."""
-
-_REPLAYING = (ValueError, TypeError, RuntimeError, AttributeError, LookupError, SouffleError)
-"""What a trace raises that does not fit the workload, or is no trace."""
-
-_TENSOR_CORE_CALLS = ("tvm_mma_sync", "ptx_mma", "mma_sync")
+_CHANGED = ", of another text than its recipe makes now"
 
 
 class Price(Protocol):
@@ -136,7 +125,7 @@ def tuned_stages(
             reason = f"{best.reason}; rule {stage.schedule.rule}'s own choice"
         else:
             schedule = best.schedule
-            reason = f"schedule from the log ({schedule.rule}, {schedule.tiles} tiles): {best.record.summary}"
+            reason = f"schedule from the log ({schedule.rule}, {schedule.tiles} tiles): {best.summary}"
         decisions.append(Decision("tuning", stage.name, isinstance(best, _Tuned), reason))
     problems = [Decision("tuning", one.where, False, one.reason) for log in logs for one in log.problems]
     tuned = {digest: best for digest, best in answers.items() if isinstance(best, _Tuned)}
@@ -153,11 +142,26 @@ def tuned_stages(
 
 @dataclass(frozen=True, eq=False)
 class _Tuned:
-    """The schedule of a record, lowered."""
+    """The schedule of a record, lowered.
+
+    `changed` says that it is another text than the record's figure is of.
+    """
 
     schedule: GpuSchedule
     functions: tuple[DeviceFunction, ...]
     record: Record
+    changed: bool = False
+
+    @property
+    def measured(self) -> bool:
+        """Whether its figure was measured, of this text."""
+        return self.record.origin.figure == "measured" and not self.changed
+
+    @property
+    def summary(self) -> str:
+        """Of the record, and of its age."""
+        another = self.changed and self.record.origin.figure == "measured"
+        return f"{self.record.summary}{_CHANGED if another else ''}"
 
     def seconds(self, price: Price) -> float:
         """By the model as it is."""
@@ -224,7 +228,7 @@ def _best_of_both(
 ) -> _Tuned | Refused:
     """The best schedule of the stage's own records and those that its product has without normalizing."""
     own = _best(stage, stage.draft.func, logs, device, merged, price)
-    if price is None or (isinstance(own, _Tuned) and (not merged or own.record.origin.figure == "measured")):
+    if price is None or (isinstance(own, _Tuned) and (not merged or own.measured)):
         return own
     product_alone = _best_of_product(stage, logs, device, merged, price)
     if product_alone is None:
@@ -272,14 +276,14 @@ def _best(
     first = next(usable, None)
     if first is None:
         return Refused(left_out[0] if left_out else "no record")
-    if price is None or first.record.origin.figure == "measured":
+    if price is None or first.measured:
         return first
-    # By rank, what follows a predicted record is predicted.
+    # What follows one that is not measured is not measured either.
     seconds = {one: (one.record.origin.spill_bytes > 0, one.seconds(price)) for one in (first, *usable)}
     best = min(seconds, key=seconds.__getitem__)
     if recorded is stage.draft.func and price(stage.functions) < seconds[best][1]:
         where = " as one of several stages of a kernel" if merged else f": now {seconds[best][1] * 1e6:.1f} µs"
-        return Refused(f"{best.record.summary}, which takes longer{where}")
+        return Refused(f"{best.summary}, which takes longer{where}")
     return best
 
 
@@ -297,29 +301,73 @@ def _usable(
     What would crowd out other stages is named in `left_out`. What does not fit any more is noted in its log and
     skipped, if it is the stage's own record.
     """
-    workload, request = _Workload(stage.draft.digest, stage.draft.func), gpu_request(device)
     records = [(record, log) for log in logs for record in log.of(recorded) if record.useful]
-    for record, log in sorted(records, key=lambda pair: pair[0].rank(device.name)):
-        answer = _replayed(record, workload, request)
-        # Those of the product alone say nothing of what is ahead of its sum.
-        registers = record.origin.registers if recorded is workload.func else 0
-        crowded: Refused | None = None
-        if merged and isinstance(answer, GpuSchedule):
-            used = (record.origin.registers, record.origin.shared_bytes)
-            crowded = crowding(answer.tiles, *used, stage.schedule.tiles, device)
-        if crowded is None and isinstance(answer, GpuSchedule):
-            functions = _lowered(answer, device.arch)
-            if isinstance(functions, Refused):
-                answer = functions
-            elif price is not None and not registers and price.crowds(functions):
-                crowded = Refused("it takes more registers, as estimated, than stages leave each other")
-            else:
-                yield _Tuned(replace(answer, registers=registers), functions, record)
-                continue
-        if crowded is not None:
-            left_out.append(f"{record.summary}, not used in a kernel of several stages: {crowded.reason}")
-        elif isinstance(answer, Refused) and recorded is workload.func:
+    records.sort(key=lambda pair: pair[0].rank(device.name))
+    measured = [pair for pair in records if pair[0].origin.figure == "measured"]
+    changed: list[_Tuned] = []
+    for record, log in measured:
+        tuned = _used(record, log, stage, recorded, device, price, merged, left_out)
+        if tuned is not None and tuned.changed:
+            changed.append(tuned)
+        elif tuned is not None:
+            yield tuned
+    waiting = iter(changed)
+    following = next(waiting, None)
+    for record, log in records[len(measured) :]:
+        while following is not None and following.record.rank(device.name, measured=False) < record.rank(device.name):
+            yield following
+            following = next(waiting, None)
+        tuned = _used(record, log, stage, recorded, device, price, merged, left_out)
+        if tuned is not None:
+            yield tuned
+    if following is not None:
+        yield from (following, *waiting)
+
+
+def _used(
+    record: Record,
+    log: TuningLog,
+    stage: Stage,
+    recorded: tirx.PrimFunc,
+    device: GpuDevice,
+    price: Price | None,
+    merged: bool,
+    left_out: list[str],
+) -> _Tuned | None:
+    """The schedule of one record, or why not: in `left_out`, or in its log."""
+    workload, origin = _Workload(stage.draft.digest, stage.draft.func), record.origin
+    own, own_tiles = recorded is workload.func, stage.schedule.tiles
+    answer = _followed(record.recipe, workload, gpu_request(device))
+    if isinstance(answer, Refused):
+        if own:
             log.problem(record.where, f"its schedule does not fit any more: {answer.reason}")
+        return None
+    crowded = crowding(answer.tiles, origin.registers, origin.shared_bytes, own_tiles, device) if merged else None
+    if crowded is not None and not (own and origin.text):
+        left_out.append(_unfit(record, crowded))
+        return None
+    functions = _lowered(answer, device.arch)
+    if isinstance(functions, Refused):
+        if own:
+            log.problem(record.where, f"its schedule does not fit any more: {functions.reason}")
+        return None
+    changed = own and bool(origin.text) and origin.text != text_of(functions)
+    if changed and origin.figure == "measured":
+        log.remark(record.where, f"{record.summary}{_CHANGED}, and taken for what is predicted of this one")
+    if changed and merged:
+        crowded = crowding(answer.tiles, 0, max(each.shared_bytes for each in functions), own_tiles, device)
+    # Those of the product alone say nothing of what is ahead of its sum, those of another text nothing of this one.
+    registers = origin.registers if own and not changed else 0
+    if crowded is None and price is not None and not registers and price.crowds(functions):
+        crowded = Refused("it takes more registers, as estimated, than stages leave each other")
+    if crowded is not None:
+        left_out.append(_unfit(record, crowded))
+        return None
+    return _Tuned(replace(answer, registers=registers), functions, record, changed)
+
+
+def _unfit(record: Record, crowded: Refused) -> str:
+    return f"{record.summary}, not used in a kernel of several stages: {crowded.reason}"
 
 
 @dataclass(frozen=True)
@@ -331,9 +379,9 @@ class _Workload:
 
 
 @lru_cache(maxsize=256)
-def _replayed(record: Record, workload: _Workload, request: GpuRequest) -> GpuSchedule | Refused:
-    """As :func:`replayed`. The same stages are asked about with some reductions placed otherwise, or joined."""
-    return replayed(record, workload.func, request)
+def _followed(recipe: Recipe, workload: _Workload, request: GpuRequest) -> GpuSchedule | Refused:
+    """As :func:`followed`. The same stages are asked about with some reductions placed otherwise, or joined."""
+    return followed(recipe, workload.func, request)
 
 
 @lru_cache(maxsize=256)
@@ -343,87 +391,3 @@ def _lowered(schedule: GpuSchedule, arch: str) -> tuple[DeviceFunction, ...] | R
         return lower_stage("stage", schedule, cuda_target(arch))
     except LoweringError as error:
         return Refused(str(error))
-
-
-def replayed(record: Record, func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refused:
-    """The schedule of a record, or why there is none."""
-    if any(step[0] == "Tensorize" for step in record.trace[0]):
-        # It registers the intrinsics that such steps name, and reading all of them takes TVM half a minute.
-        importlib.import_module("tvm.s_tir.tensor_intrin")
-    try:
-        sch = s_tir.Schedule(workload_module(func), debug_mask="none", error_render_level="none")
-        Trace.apply_json_to_schedule(record.trace, sch)
-        return schedule_of_trace(sch, func, request)
-    except _REPLAYING as error:
-        lines = str(error).strip().splitlines()
-        return Refused(f"{type(error).__name__}: {lines[-1][:200] if lines else ''}")
-
-
-def schedule_of_trace(sch: s_tir.Schedule, func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refused:
-    """The schedule that a replayed trace stands for.
-
-    A trace with the annotation ``souffle.rule`` names one of our rules and the values of its knobs, and the rule makes
-    the schedule. Any other trace is MetaSchedule's own, and `sch` holds its schedule.
-
-    Parameters
-    ----------
-    sch : Schedule
-        Of :func:`souffle.schedule.log.workload_module`, after the trace.
-    func : PrimFunc
-        The stage before.
-    request : GpuRequest
-
-    Raises
-    ------
-    SouffleError
-        If a knob does not offer the value, or the schedule breaks a rule of stages.
-    """
-    root = sch.get_sblock("root")
-    notes = dict(sch.get(root).annotations)
-    rule = notes.get(RULE)
-    if rule is None:
-        for key in notes:
-            if str(key).startswith("souffle."):
-                sch.unannotate(root, key)
-        return native_schedule(sch.mod["main"].with_attr("global_symbol", "stage"), request)
-    sketch = sketch_of(str(rule), func, request)
-    if isinstance(sketch, Refused):
-        return sketch
-    values = {str(k).removeprefix(KNOB): const_int(v) for k, v in notes.items() if str(k).startswith(KNOB)}
-    schedule = sketch.with_values(values)
-    if isinstance(schedule, GpuSchedule):
-        check_schedule(schedule, request)
-    return schedule
-
-
-def native_schedule(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule:
-    """A function that MetaSchedule scheduled, as a stage.
-
-    Virtual threads stay: lowering makes statements of them. All else must obey :func:`check_schedule`.
-
-    Raises
-    ------
-    ScheduleError
-        If it breaks a rule of stages.
-    """
-    extents: dict[str, int] = {}
-
-    def see(loop: tirx.For) -> tirx.For:
-        binding = loop.thread_binding
-        if binding is None:
-            return loop
-        tag = str(binding.thread_tag)
-        if tag.startswith("vthread"):
-            return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
-        extents[tag] = const_int(loop.extent)
-        return loop
-
-    body = structural_map(func.body, (tirx.For, see))
-    threads = product([extent for tag, extent in extents.items() if tag.startswith("threadIdx")])
-    calls = {str(getattr(call.op, "name", "")) for call in collect(func.body, tvm.ir.Call)}
-    tensor_cores = any(part in name for name in calls for part in _TENSOR_CORE_CALLS)
-    checked = GpuSchedule(func.with_body(body), NATIVE_RULE, extents.get("blockIdx.x", 0), threads, tensor_cores)
-    if threads != request.threads:
-        raise ScheduleError(f"rule {NATIVE_RULE}: {threads} threads, a block of this kernel has {request.threads}")
-    check_schedule(checked, request)
-    return replace(checked, func=func)

@@ -1,41 +1,75 @@
-"""Writes records: MetaSchedule's JSON database, one line for each candidate as soon as it is known."""
+"""Writes tuning logs: lines that are appended as soon as a candidate is known, and a canonical order in the end."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import json
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm import s_tir, tirx
-from tvm.s_tir import meta_schedule as ms
-from tvm.s_tir.schedule import Trace
+from tvm import tirx
 
 import souffle
-from souffle.schedule.log import FAILED_SECONDS, RECORDS, WORKLOADS, RecordOrigin, TuningLog, workload_module
-from souffle.tuning.space import plain
+from souffle.errors import OptionError
+from souffle.schedule.log import RECORDS, WORKLOADS, RecordOrigin, TuningLog, WorkloadTable, brief
+from souffle.schedule.recipe import Recipe
+from souffle.schedule.record import DAMAGED, record_line, record_of, workload_digest, workload_line, workload_of
 from souffle.tvm_compat import TVM_PIN
 
-__all__ = ["LogWriter", "origin_now"]
+__all__ = ["LogWriter", "NewRecord", "origin_now"]
 
-_WORKLOAD_JSON = tvm.get_global_func("s_tir.meta_schedule.WorkloadAsJSON")
-_RECORD_JSON = tvm.get_global_func("s_tir.meta_schedule.TuningRecordAsJSON")
+_LOCK = ".lock"
+_NEW = ".new"
+"""Ends the name of a file that is about to take another's place."""
+
+_LOGGER = logging.getLogger("souffle.tuning")
 
 
-def origin_now(figure: str, device: str, own_seconds: float = 0.0, **used: int) -> RecordOrigin:
-    """Where a figure comes from that is found now, by this version; `used` are what the schedule takes."""
+def origin_now(figure: str, device: str, own_seconds: float = 0.0, **known: Any) -> RecordOrigin:
+    """Where a figure comes from that is found now, by this version; `known` are further fields of it."""
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    return RecordOrigin(figure, device, TVM_PIN, souffle.__version__, today, own_seconds=own_seconds, **used)
+    return RecordOrigin(figure, device, TVM_PIN, souffle.__version__, today, own_seconds=own_seconds, **known)
+
+
+@dataclass(frozen=True, eq=False)
+class NewRecord:
+    """A candidate to write down.
+
+    Attributes
+    ----------
+    recipe : Recipe
+    seconds : sequence of float
+        With a cold and with a warm second-level cache; empty for a candidate that cannot be used.
+    origin : RecordOrigin
+    """
+
+    recipe: Recipe
+    seconds: Sequence[float]
+    origin: RecordOrigin
 
 
 class LogWriter:
     """Appends to the log of one architecture.
 
-    A line is written in one piece, so that an interrupted search leaves whole lines. One that a crash cut off gets its
-    end before the next is written; it is named and skipped when the log is read.
+    What is guaranteed, whatever number of processes and threads writes to one folder, each with a writer of its own or
+    not, and whenever one of them is killed:
+
+    - A line is whole or it is the last one of a process that was killed, or of a disk that was full. Such a part gets
+      its end before the next line, is named and skipped when the log is read, and is left out by :meth:`sort`.
+    - What :meth:`append` returned from is in the file; after a power failure, as far as the system had written it.
+    - A record's workload is in its table before the record is, and once.
+    - :meth:`sort` loses no line that another process appends meanwhile, and whoever reads finds the old file or the
+      new one. Equal sets of records give equal files.
+
+    That takes locks of files that hold between all who write: on one machine always, on a network's file system where
+    ``flock`` does.
 
     Parameters
     ----------
@@ -43,65 +77,209 @@ class LogWriter:
         Of the logs; the architecture's own is inside.
     arch : str
     target : Target
+
+    Raises
+    ------
+    OptionError
+        If the folder cannot be made.
     """
 
     def __init__(self, folder: Path, arch: str, target: tvm.target.Target) -> None:
-        self.folder = folder / arch
+        self.folder = Path(folder) / arch
         self.arch = arch
         self.target = target
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._workloads: dict[int, tuple[tirx.PrimFunc, ms.database.Workload, int]] = {}
+        self._digests: dict[int, tuple[tirx.PrimFunc, str]] = {}
+        self._table = WorkloadTable(self.folder, _named)
+        self._stamp: tuple[int, ...] = ()
+        with self._naming():
+            self.folder.mkdir(parents=True, exist_ok=True)
 
     def read(self) -> TuningLog:
-        """What the log holds now."""
-        return TuningLog(self.folder, self.arch)
+        """What the log holds now, all of it read."""
+        log = TuningLog(self.folder, self.arch)
+        with contextlib.suppress(OSError), self._locked():
+            return _read(log)
+        return _read(log)  # a folder to read only
 
-    def add(self, func: tirx.PrimFunc, trace: Trace, seconds: Sequence[float], origin: RecordOrigin) -> None:
-        """Append one record.
+    def append(self, func: tirx.PrimFunc, records: Sequence[NewRecord], name: str = "") -> None:
+        """Append candidates of one stage, all in one piece.
 
         Parameters
         ----------
         func : PrimFunc
             The stage before it is scheduled.
-        trace : Trace
-        seconds : sequence of float
-            Empty for a candidate that cannot be used.
-        origin : RecordOrigin
+        records : sequence of NewRecord
+        name : str
+            What people call the stage; written with the first records of it.
+
+        Raises
+        ------
+        OptionError
+            If the files cannot be written, as on a full disk. Nothing of these records is in the log then.
+        ValueError
+            If a figure is no time.
         """
-        workload, number = self._workload(func)
-        sch = s_tir.Schedule(workload.mod, debug_mask="none", error_render_level="none")
-        trace.apply_to_schedule(sch, remove_postproc=False)
-        if not any(step.kind.name == "EnterPostproc" for step in trace.insts):
-            sch.enter_postproc()
-        origin.annotate(sch)
-        record = ms.database.TuningRecord(
-            sch.trace,
-            workload,
-            list(seconds) or [FAILED_SECONDS],
-            self.target,
-            ms.arg_info.ArgInfo.from_prim_func(workload.mod["main"]),
-        )
-        self._append(RECORDS, [number, plain(_RECORD_JSON(record))])
+        if not records:
+            return
+        digest = self._digest(func)
+        lines = b"".join(record_line(digest, self.arch, new.recipe, new.seconds, new.origin) for new in records)
+        with self._naming(), self._locked():
+            if digest not in self._current_table().workloads:
+                self._extend(WORKLOADS, workload_line(func, digest, name))
+            self._extend(RECORDS, lines)
 
-    def _workload(self, func: tirx.PrimFunc) -> tuple[ms.database.Workload, int]:
+    def sort(self) -> None:
+        """Bring the files into their canonical order, without duplicates and damaged lines.
+
+        Records go by workload, figure, device, trial and recipe. Two are duplicates if all is equal but the day.
+
+        Raises
+        ------
+        OptionError
+            If the files cannot be written. They are as they were then.
+        """
+        with self._naming(), self._locked():
+            self._replace(WORKLOADS, _sorted_workloads(self._whole_lines(WORKLOADS)))
+            self._replace(RECORDS, _sorted_records(self._whole_lines(RECORDS)))
+
+    def _digest(self, func: tirx.PrimFunc) -> str:
         key = id(func)
-        if key not in self._workloads:
-            workload = ms.database.Workload(workload_module(func))
-            log = self.read()
-            number = log.workload_number(func)
-            if number is None:
-                number = len(log.workload_lines)
-                self._append(WORKLOADS, plain(_WORKLOAD_JSON(workload)))
-            self._workloads[key] = (func, workload, number)
-        return self._workloads[key][1:]
+        if key not in self._digests:
+            # Versions of TVM may see different digests in one structure, and one digest in two structures.
+            table = self._current_table()
+            digest = next(iter(table.digests(func)), None)
+            if digest is None:
+                digest = first = workload_digest(func)
+                number = 1
+                while digest in table.workloads:
+                    digest, number = f"{first}.{number}", number + 1
+            self._digests[key] = (func, digest)
+        return self._digests[key][1]
 
-    def _append(self, name: str, value: Any) -> None:
+    def _current_table(self) -> WorkloadTable:
+        """The workloads as they are now: others may have appended some, or put them in order."""
+        path = self.folder / WORKLOADS
+        found = path.stat() if path.is_file() else None
+        stamp = () if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
+        if stamp != self._stamp:
+            self._table, self._stamp = WorkloadTable(self.folder, _named), stamp
+        return self._table
+
+    def _extend(self, name: str, lines: bytes) -> None:
+        """Append whole lines, behind the end of a line that was cut off; all of them, or nothing."""
+        file = os.open(self.folder / name, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            size = os.fstat(file).st_size
+            if size and os.pread(file, 1, size - 1) != b"\n":
+                lines = b"\n" + lines
+            try:
+                while lines:
+                    lines = lines[os.write(file, lines) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(file, size)
+                raise
+        finally:
+            os.close(file)
+
+    def _whole_lines(self, name: str) -> list[tuple[str, bytes]]:
         path = self.folder / name
-        line = json.dumps(value, separators=(",", ":")).encode() + b"\n"
-        whole = True
-        if path.is_file() and path.stat().st_size:
-            with path.open("rb") as file:
-                file.seek(-1, os.SEEK_END)
-                whole = file.read(1) == b"\n"
-        with path.open("ab", buffering=0) as file:
-            file.write(line if whole else b"\n" + line)
+        text = path.read_bytes() if path.is_file() else b""
+        return [(f"{path}:{number}", line) for number, line in enumerate(text.split(b"\n"), 1) if line.strip()]
+
+    def _replace(self, name: str, lines: Sequence[bytes]) -> None:
+        path = self.folder / name
+        text = b"".join(line + b"\n" for line in lines)
+        if (path.read_bytes() if path.is_file() else b"") == text:
+            return
+        beside = path.with_name(name + _NEW)
+        try:
+            with beside.open("wb") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        finally:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Alone with the files; the lock ends with the process that holds it."""
+        file = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(file)
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Errors of the system as Souffle's, with what would help."""
+        try:
+            yield
+        except OSError as error:
+            raise OptionError(
+                f"the tuning log in {self.folder} cannot be written: {error.strerror or error}; "
+                "make room there, or choose another folder by --log DIR"
+            ) from error
+
+
+def _read(log: TuningLog) -> TuningLog:
+    _ = log.records
+    return log
+
+
+def _named(where: str, reason: str) -> None:
+    _LOGGER.warning("%s is skipped: %s", where, reason)
+
+
+def _sorted_workloads(lines: Sequence[tuple[str, bytes]]) -> list[bytes]:
+    """One line for each digest, one that can be decoded where there is one."""
+    found: dict[str, bytes] = {}
+    for where, line in sorted(lines, key=lambda entry: entry[1]):
+        try:
+            digest = workload_of(where, line.decode()).digest
+        except DAMAGED as error:
+            _named(where, brief(error))
+            continue
+        if digest not in found or not _decodes(found[digest]):
+            found[digest] = line
+    return [found[digest] for digest in sorted(found)]
+
+
+def _decodes(line: bytes) -> bool:
+    try:
+        return workload_of("", line.decode()).func is not None
+    except DAMAGED:
+        return False
+
+
+def _sorted_records(lines: Sequence[tuple[str, bytes]]) -> list[bytes]:
+    # Of duplicates the first day stays, and of one day the first line.
+    keyed: dict[str, tuple[tuple, str, bytes]] = {}
+    for where, line in lines:
+        try:
+            data = dict(json.loads(line))
+        except DAMAGED as error:
+            _named(where, brief(error))
+            continue
+        order, recipe = _order(where, line, str(data.get("arch")))
+        if recipe is not None and recipe.trace is not None:
+            data["trace"] = recipe.trace  # however it was compressed
+        date = str(data.pop("date", ""))
+        same = json.dumps(data, sort_keys=True)
+        entry = (order, date, line)
+        if same not in keyed or entry < keyed[same]:
+            keyed[same] = entry
+    return [line for *_, line in sorted(keyed.values())]
+
+
+def _order(where: str, line: bytes, arch: str) -> tuple[tuple, Recipe | None]:
+    """By what a record is sorted, and its recipe; what only another version understands comes last."""
+    try:
+        record = record_of(where, line.decode(), arch)
+        recipe, origin = record.recipe, record.origin
+    except DAMAGED:
+        return (True,), None
+    return (False, record.workload, origin.figure, origin.device, origin.trial, recipe.key), recipe

@@ -3,6 +3,7 @@
 from souffle.schedule.lower.device_function import WINDOWS, DeviceFunction, LoweringError, cuda_target, lower_stage
 from souffle.schedule.lower.fewer_threads import fit_functions, partial_function
 from souffle.schedule.lower.kept_loads import KeptLoads, keep_loads
+from souffle.schedule.lower.text_digest import text_of
 
 __all__ = [
     "WINDOWS",
@@ -14,4 +15,5 @@ __all__ = [
     "keep_loads",
     "lower_stage",
     "partial_function",
+    "text_of",
 ]
