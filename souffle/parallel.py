@@ -47,10 +47,14 @@ def physical_cores() -> list[int]:
 def usable_cores() -> int:
     """How many threads this process can keep busy: its cores, or what a container's quota gives if that is less.
 
-    A part of a core counts as one, as for the JVM and for Go.
+    A part of a core counts as one, as for the JVM and for Go. The variable ``SOUFFLE_CORES`` asks for fewer, as where
+    several processes share the cores.
     """
     quota = processor_quota()
     cores = len(physical_cores())
+    asked = os.environ.get("SOUFFLE_CORES", "")
+    if asked.isdecimal():
+        cores = max(1, min(cores, int(asked)))
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
