@@ -24,6 +24,7 @@ from souffle.schedule.cpu.contraction_tiling import (
     product_cycles,
     product_tiling,
 )
+from souffle.schedule.cpu.division import runs_of_tiles
 from souffle.schedule.cpu.host import Machine
 from souffle.schedule.cpu.nest import (
     Axis,
@@ -39,9 +40,6 @@ from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, sequence
 
 __all__ = ["emit_contraction", "materialized_rows"]
 
-_TASKS_PER_CORE = 3
-_MIN_CHUNK_TILES = 4
-"""Rows are divided among tasks only into chunks of at least so many tiles: each task packs its panel again."""
 _MAX_GROWTH = 2
 _MANY_COLUMNS = 256
 """For fewer a factor is converted where it is read, since writing it in another type would cost more."""
@@ -87,7 +85,7 @@ def emit_contraction(form: CpuContraction, machine: Machine, *, backwards: bool 
     batches, tiles = form.batches, form.height // tiling.rows
     together = panels_together(form, tiling)
     blocks = -(-form.width // (tiling.width * together))
-    chunks = _chunks(batches * blocks, tiles, machine.cores, _MIN_CHUNK_TILES if form.panels is None else 1)
+    chunks = runs_of_tiles(form, tiling, together, machine.cores)
     turned = backwards and form.panels is not None
     index = form.nest.spatial[-1].dtype
 
@@ -121,19 +119,6 @@ def _turned(
         return loop(share, turned, name="task", dtype=index)
 
     return loop(threads, run, kind, name="thread", dtype=index)
-
-
-def _chunks(tasks: int, tiles: int, cores: int, least: int) -> int:
-    """Into how many runs of tiles, the last of which may be shorter, rows are divided to occupy the cores evenly."""
-    wanted = _TASKS_PER_CORE * cores
-    if tasks >= wanted or tasks % cores == 0:
-        return 1
-    options = [c for c in range(1, tiles // least + 1) if -(-tiles // c) * (c - 1) < tiles]
-    even = [c for c in options if tasks * c % cores == 0]
-    for choices in (even, options):
-        if choices:
-            return next((c for c in choices if tasks * c >= cores), choices[-1])
-    return 1
 
 
 @dataclass(frozen=True, eq=False)

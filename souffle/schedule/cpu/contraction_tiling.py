@@ -30,6 +30,7 @@ __all__ = [
     "reads_in_vectors",
     "reduction_cycles",
     "row_tile",
+    "task_cycles",
     "tiling_of",
 ]
 
@@ -199,6 +200,17 @@ def panels_together(form: CpuContraction, tiling: CpuTiling) -> int:
     return -(-panels // blocks)
 
 
+def task_cycles(form: CpuContraction, tiling: CpuTiling, rows: int, columns: int) -> float:
+    """Cycles of one core for a part of a contraction: multiplying, and packing columns if that is left to do."""
+    cycles = form.steps * _cycles(rows, columns, tiling)
+    return cycles if form.panels is not None else cycles + _packing_cycles(form, columns, tiling)
+
+
+def _packing_cycles(form: CpuContraction, columns: int, tiling: CpuTiling) -> float:
+    vectors = -(-columns // tiling.lanes)
+    return form.steps * (vectors * _PACKED_VECTOR if reads_in_vectors(form) else columns * _GATHERED)
+
+
 def product_cycles(form: CpuContraction, machine: Machine, *, packed: Packed) -> float:
     """Cycles of one core for a contraction: multiplying, packing columns, and storing results.
 
@@ -215,7 +227,7 @@ def product_cycles(form: CpuContraction, machine: Machine, *, packed: Packed) ->
     if packed == "none":
         cycles *= _APART
     if packed != "columns":
-        cycles += form.steps * (columns * _PACKED_VECTOR if reads_in_vectors(form) else form.width * _GATHERED)
+        cycles += _packing_cycles(form, form.width, tiling)
     if packed != "rows":
         cycles += -(-form.height // tiling.rows) * -(-columns // tiling.vectors) * _far_steps(form)
     cycles += form.height * (columns if _stores_in_vectors(form) else form.width * _SCATTERED)
