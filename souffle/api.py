@@ -36,8 +36,9 @@ from souffle.schedule.gpu.scheduler import gpu_request
 from souffle.schedule.lower import cuda_target
 from souffle.stitching import graph_of
 from souffle.stitching.priority import FusionRules, LearningReport, learn_fusion
-from souffle.tuning import LogWriter, TuningReport, bench_for, search, tasks_of
+from souffle.tuning import Limits, LogWriter, TuningReport, bench_for, cost_device_for, search, tasks_of
 from souffle.versions import VersionsRequest, check_open, in_versions, program_of, programs_of
+from souffle.workers import engine_for
 
 __all__ = ["compile", "learn", "tune"]
 
@@ -323,6 +324,10 @@ def tune(
     tasks: str = "",
     seed: int = 0,
     seconds: float | None = None,
+    on: str = "local",
+    measure: str = "auto",
+    candidate_seconds: float = Limits.seconds,
+    candidate_mb: int = Limits.memory_mb,
     cache_dir: str | os.PathLike | None = None,
     progress: Callable[[str], None] = lambda message: None,
 ) -> TuningReport:
@@ -330,7 +335,9 @@ def tune(
 
     A task is a distinct stage with a compute-intensive TE or a reduction, together with the TEs inlined before and
     after it, as the compiler forms it. Where a GPU of this architecture is at hand, candidates are measured on it;
-    otherwise they are compiled, and the cost model predicts their time.
+    otherwise they are compiled, and the cost model predicts their time. This process chooses candidates and keeps the
+    log; workers make, compile and measure them, here or on other machines. Equal seeds and equal logs give the same
+    log, measured times aside, whichever workers there are and however many.
 
     Parameters
     ----------
@@ -352,6 +359,16 @@ def tune(
         Equal seeds and equal logs give equal candidates.
     seconds : float, optional
         After so many no further candidates are built.
+    on : str
+        Where: ``"local"`` for a process on each core, ``"local:N"`` for N of them, ``"here"`` for this process,
+        ``"ray"`` for a Ray cluster of this machine, ``"ray://HOST:PORT"`` for one that runs already.
+    measure : str
+        ``"auto"`` for what is said above, ``"none"`` to predict in any case, ``"gpu"`` for the GPUs that workers own,
+        or ``"rpc://HOST:PORT/KEY"`` for boards behind a tracker of TVM's RPC.
+    candidate_seconds : float
+        After so many a worker that makes or measures candidates is ended.
+    candidate_mb : int
+        Memory that it may take for it, in MB.
     cache_dir, progress
         As for :func:`compile`.
 
@@ -381,24 +398,27 @@ def tune(
     given = ModelOptions(batch, dims, constants, INTEGERS not in options.disable)
     present = gpu_arch()
     options = replace(options, arch=arch or present or options.arch)
-    target = cuda_target(options.arch)
-    cost_device, bench = bench_for(options.arch, target, device, present)
-    units = []
-    for model in models if isinstance(models, (list, tuple)) else (models,):
-        progress("importing")
-        units += [stages_of(program, options, progress=progress) for _, program in programs_of(model, given)]
-    return search(
-        tasks_of(units, tasks),
-        trials=trials,
-        request=gpu_request(device_for(options.arch)),
-        target=target,
-        cost_device=cost_device,
-        bench=bench,
-        writer=LogWriter(Path(log), options.arch, target),
-        seed=seed,
-        seconds=seconds,
-        progress=progress,
-    )
+    request = gpu_request(device_for(options.arch))
+    cost_device = cost_device_for(options.arch, device)
+    with engine_for(on) as engine:
+        bench = bench_for(measure, cost_device, engine, asked=device is not None, present=present)
+        units = []
+        for model in models if isinstance(models, (list, tuple)) else (models,):
+            progress("importing")
+            units += [stages_of(program, options, progress=progress) for _, program in programs_of(model, given)]
+        return search(
+            tasks_of(units, tasks),
+            trials=trials,
+            request=request,
+            cost_device=cost_device,
+            bench=bench,
+            writer=LogWriter(Path(log), options.arch, cuda_target(options.arch)),
+            engine=engine,
+            limits=Limits(candidate_seconds, candidate_mb),
+            seed=seed,
+            seconds=seconds,
+            progress=progress,
+        )
 
 
 def learn(

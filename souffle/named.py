@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 
 from souffle.errors import OptionError
 
-__all__ = ["found_by_name"]
+__all__ = ["found_by_name", "imported"]
 
 
 def found_by_name(
@@ -47,15 +47,16 @@ def found_by_name(
     if name in own:
         return own[name]
     if ":" in name:
-        return _checked(option, name, _imported(option, name), attributes, what)
+        return _checked(option, name, imported(option, name), attributes, what)
     installed = {point.name: point for point in entry_points(group=group)}
     if name in installed:
-        return _checked(option, name, _imported(option, installed[name].value), attributes, what)
+        return _checked(option, name, imported(option, installed[name].value), attributes, what)
     known = ", ".join((*besides, *own, *installed))
     raise OptionError(f"{option}={name!r} is not valid; choose one of {known}, or name your own as module:attribute")
 
 
-def _imported(option: str, place: str) -> object:
+def imported(option: str, place: str) -> object:
+    """The attribute of a module, ``"module:attribute"``; OptionError with the option's name if it cannot be had."""
     module, _, attribute = place.partition(":")
     try:
         return getattr(import_module(module), attribute)

@@ -35,6 +35,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", default="", metavar="REGEX", help="only stages whose name it is found in")
     parser.add_argument("--time", type=float, metavar="SECONDS", help="build no further candidates after so long")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--on",
+        default="local",
+        metavar="WHERE",
+        help="local (default: a process on each core), local:N, here, ray, ray://HOST:PORT",
+    )
+    parser.add_argument(
+        "--measure",
+        default="auto",
+        metavar="HOW",
+        help="auto (on a GPU that is here, else predict; default), none, gpu (of the workers), rpc://HOST:PORT/KEY",
+    )
+    parser.add_argument(
+        "--candidate-seconds", type=float, default=120.0, metavar="S", help="end a worker after so long (default: 120)"
+    )
+    parser.add_argument(
+        "--candidate-mb", type=int, default=4096, metavar="MB", help="memory for one candidate (default: 4096)"
+    )
     parser.set_defaults(command=tune)
 
 
@@ -50,6 +68,10 @@ def tune(arguments: argparse.Namespace, progress: Progress) -> int:
         tasks=arguments.tasks,
         seed=arguments.seed,
         seconds=arguments.time,
+        on=arguments.on,
+        measure=arguments.measure,
+        candidate_seconds=arguments.candidate_seconds,
+        candidate_mb=arguments.candidate_mb,
         progress=progress,
         **compiler_options(arguments),
     )
@@ -73,7 +95,10 @@ def _table(report: TuningReport) -> str:
     lines.append(f"All runs together: {own * 1e6:.1f} µs as the rules choose, {best * 1e6:.1f} µs as found.")
     each = f", {report.seconds / report.new_trials:.2f} s each" if report.new_trials else ""
     lines.append(f"Times are {report.source}: means of a cold and a warm second-level cache.")
-    lines.append(f"{report.new_trials} new trials in {report.seconds:.0f} s{each}; records in {report.log}")
+    where = f" on {report.engine}" if report.new_trials else ""
+    lines.append(f"{report.new_trials} new trials in {report.seconds:.0f} s{each}{where}; records in {report.log}")
+    if report.lost:
+        lines.append(f"{report.lost} attempts lost with their worker, by time or by nonsense; each was made once more.")
     if report.interrupted:
         lines.append("Interrupted; the same command goes on from here.")
     return "\n".join(lines)

@@ -1,20 +1,24 @@
 """Searches schedules of stages and writes tuning logs; compilation reads them (``souffle.schedule.log``)."""
 
-from souffle.tuning.bench import CandidateBench, MeasuringBench, PredictingBench, bench_for
+from souffle.tuning.asking import Limits
+from souffle.tuning.bench import CandidateBench, MeasuringBench, PredictingBench, bench_for, cost_device_for
 from souffle.tuning.report import TaskReport, TuningReport
 from souffle.tuning.session import search
-from souffle.tuning.store import LogWriter
+from souffle.tuning.store import LogWriter, NewRecord
 from souffle.tuning.tasks import Task, tasks_of
 
 __all__ = [
     "CandidateBench",
+    "Limits",
     "LogWriter",
     "MeasuringBench",
+    "NewRecord",
     "PredictingBench",
     "Task",
     "TaskReport",
     "TuningReport",
     "bench_for",
+    "cost_device_for",
     "search",
     "tasks_of",
 ]

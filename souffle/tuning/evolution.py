@@ -3,20 +3,22 @@
 MetaSchedule's ``EvolutionarySearch`` draws the first generation itself, without regard to the number of threads, and
 measures again after a restart what the database already holds (its source says so). Here tiles are drawn with the
 threads right, nothing is tried twice, and a search goes on as if it had never stopped.
+
+Drawing goes in rounds: all recipes of a round are looked at by workers, in whatever order, and what is drawn next
+depends on what was drawn before alone. So the number of workers changes nothing but the time.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
-from tvm.s_tir.schedule import Trace
-
-from souffle.decision import Refused
-from souffle.tuning.candidate import Candidate, Evaluator
+from souffle.schedule.recipe import Recipe
 from souffle.tuning.space import Space, mutated, sampled
 
-__all__ = ["next_candidates"]
+__all__ = ["Look", "Looks", "next_candidates"]
 
 _PARENTS = 8
 """The best so far, which the first generation starts from."""
@@ -29,71 +31,127 @@ _TRIES = 6
 """Draws for each candidate that is wanted; choices that do not go together are drawn again."""
 
 
+@dataclass(frozen=True, eq=False)
+class Look:
+    """A recipe that obeys the rules of stages and lowers.
+
+    Attributes
+    ----------
+    space : Space
+        The sketch that it is of.
+    recipe : Recipe
+        With the steps that MetaSchedule's postprocessors added.
+    times : tuple of float
+        Seconds as the cost model predicts them without a compiler's report, with a cold and with a warm second-level
+        cache.
+    tiles, shared_bytes : int
+        Blocks, and shared memory of one.
+    text : str
+        Digest of what it is lowered to.
+    """
+
+    space: Space
+    recipe: Recipe
+    times: tuple[float, ...]
+    tiles: int
+    shared_bytes: int
+    text: str
+
+    @property
+    def seconds(self) -> float:
+        """The mean of the two times."""
+        return sum(self.times) / len(self.times)
+
+
+_Result = TypeVar("_Result")
+_Drawing = Generator[Sequence[tuple[Space, Recipe]], Sequence[Look | None], _Result]
+Looks = _Drawing[list[Look]]
+"""Asks for looks at recipes, several at a time, and ends with the candidates to build."""
+
+
 def next_candidates(
     spaces: Sequence[Space],
-    evaluator: Evaluator,
-    best: Sequence[tuple[Space, Trace]],
+    best: Sequence[tuple[Space, Recipe]],
     known: Collection[str],
     count: int,
+    threads: int,
     rng: random.Random,
-) -> list[Candidate]:
+    rank: Callable[[Sequence[Look]], Sequence[float]],
+) -> Looks:
     """Candidates to build next, none of them known; fewer than asked for where the sketches hold no more.
 
     Parameters
     ----------
     spaces : sequence of Space
-    evaluator : Evaluator
-    best : sequence of (Space, Trace)
-        What was found so far, best first.
+    best : sequence of (Space, Recipe)
+        What was found so far, or what is thought to be near; the best first.
     known : collection of str
         Keys of what was built already.
     count : int
+    threads : int
+        Of a block.
     rng : Random
+    rank : callable
+        A number for each of some looks; the smaller, the better it is thought to be.
     """
-    threads = evaluator.request.threads
-    population: dict[str, Candidate] = {}
+    population: dict[str, Look] = {}
+    seen: set[str] = set()
 
-    def see(space: Space, trace: Trace) -> bool:
-        candidate = evaluator.candidate(space, trace)
-        if isinstance(candidate, Refused) or candidate.key in population:
-            return False
-        population[candidate.key] = candidate
-        return True
+    def see(drawn: Sequence[tuple[Space, Recipe]]) -> _Drawing[int]:
+        """How many of what was drawn are candidates that were not seen before."""
+        asked = []
+        for space, recipe in drawn:
+            if recipe.key not in seen:
+                seen.add(recipe.key)
+                asked.append((space, recipe))
+        looks = (yield asked) if asked else []
+        fitting = [look for look in looks if look is not None]
+        population.update((look.recipe.key, look) for look in fitting)
+        return len(fitting)
 
-    for space, trace in best[:_PARENTS]:
-        see(space, trace)
-    order = rng.sample(spaces, len(spaces))
-    for number in range(count * _DRAWN_PER_PICK):
-        # Sketches take turns, however few of the draws of one fit.
-        space = order[number % len(order)]
-        _draw(1, lambda space=space: (space, sampled(space, threads, rng)), see)
-    fresh = [candidate for candidate in population.values() if candidate.key not in known]
+    def draw(wanted: int, make: Callable[[], tuple[Space, Recipe]]) -> _Drawing[None]:
+        """Draw until so many new candidates were seen, or too many draws gave none."""
+        found = tries = 0
+        while found < wanted and tries < wanted * _TRIES:
+            drawn = [make() for _ in range(wanted - found)]
+            tries += len(drawn)
+            found += yield from see(drawn)
+
+    yield from see(best[:_PARENTS])
+    order = rng.sample(list(spaces), len(spaces))
+    # Sketches take turns, however few of the draws of one fit.
+    turns = [sum(place % len(order) == own for place in range(count * _DRAWN_PER_PICK)) for own in range(len(order))]
+    left = list(zip(order, turns, strict=True))
+    for _ in range(_TRIES):
+        drawn = [(space, sampled(space, threads, rng)) for space, wanted in left for _ in range(wanted)]
+        yield from see(drawn)
+        # What is drawn again is what a sketch still lacks.
+        left = [
+            (space, wanted - sum(recipe.key in population for own, recipe in drawn if own is space))
+            for space, wanted in left
+        ]
+        if not any(wanted > 0 for _, wanted in left):
+            break
+    fresh = [look for look in population.values() if look.recipe.key not in known]
     for _ in range(_GENERATIONS):
         if not population:
             break
-        parents = sorted(population.values(), key=lambda one: one.seconds)[: max(_PARENTS, count)]
+        parents = _sorted(list(population.values()), rank)[: max(_PARENTS, count)]
         weights = [1 / (place + 1) for place in range(len(parents))]
 
-        def child(parents: list[Candidate] = parents, weights: list[float] = weights) -> tuple[Space, Trace]:
+        def child(parents: list[Look] = parents, weights: list[float] = weights) -> tuple[Space, Recipe]:
             parent = rng.choices(parents, weights)[0]
-            return parent.space, mutated(parent.space, _choices(parent), threads, rng)
+            return parent.space, mutated(parent.space, parent.recipe, threads, rng)
 
-        _draw(count * _CHILDREN_PER_PICK, child, see)
-    new = [candidate for candidate in population.values() if candidate.key not in known]
-    picked = sorted(new, key=lambda one: one.seconds)[: count - int(count * _RANDOM_SHARE)]
-    rest = [candidate for candidate in fresh if candidate not in picked]
+        yield from draw(count * _CHILDREN_PER_PICK, child)
+    new = [look for look in population.values() if look.recipe.key not in known]
+    picked = _sorted(new, rank)[: count - int(count * _RANDOM_SHARE)]
+    rest = [look for look in fresh if look not in picked]
     rng.shuffle(rest)
-    more = [candidate for candidate in new if candidate not in picked and candidate not in rest]
+    more = [look for look in new if look not in picked and look not in rest]
     return [*picked, *rest, *more][:count]
 
 
-def _choices(candidate: Candidate) -> Trace:
-    return candidate.trace.simplified(remove_postproc=True)
-
-
-def _draw(count: int, draw: Callable[[], tuple[Space, Trace]], see: Callable[[Space, Trace], bool]) -> None:
-    """Draw until so many new candidates were seen, or too many draws gave none."""
-    seen = tries = 0
-    while seen < count and tries < count * _TRIES:
-        seen += see(*draw())
-        tries += 1
+def _sorted(looks: list[Look], rank: Callable[[Sequence[Look]], Sequence[float]]) -> list[Look]:
+    numbers = dict(zip(map(id, looks), rank(looks), strict=True))
+    return sorted(looks, key=lambda look: numbers[id(look)])

@@ -63,6 +63,10 @@ class TuningReport:
     interrupted : bool
         Whether the user stopped it.
     seconds : float
+    engine : str
+        Where candidates were made, such as ``"local:2"``.
+    lost : int
+        Attempts that ended with their worker, or took too long, or gave what cannot be true.
     """
 
     tasks: tuple[TaskReport, ...]
@@ -71,6 +75,8 @@ class TuningReport:
     log: str
     interrupted: bool
     seconds: float
+    engine: str = "here"
+    lost: int = 0
 
     @property
     def source(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
@@ -14,14 +13,16 @@ import souffle
 from souffle.cost import device_of_arch
 from souffle.errors import OptionError
 from souffle.pipeline import stages_of
-from souffle.schedule.gpu import GpuRequest
-from souffle.schedule.log import RECORDS, TuningLog
+from souffle.schedule.gpu import RULES, GpuRequest
+from souffle.schedule.log import TuningLog
 from souffle.schedule.lower import cuda_target
-from souffle.tuning import LogWriter, PredictingBench, search, tasks_of
+from souffle.schedule.recipe import NATIVE_RULE, Recipe
+from souffle.tuning import LogWriter, NewRecord, PredictingBench, search, tasks_of
 from souffle.tuning.bench import Figures
-from souffle.tuning.candidate import Candidate, Evaluator
-from souffle.tuning.space import sampled, spaces_of
+from souffle.tuning.space import Space, mutated, sampled
+from souffle.tuning.stage_work import look, packed_setting, packed_stage, sketches
 from souffle.tuning.store import origin_now
+from souffle.workers import engine_for
 
 ARCH = "sm_90"
 TARGET = cuda_target(ARCH)
@@ -46,15 +47,15 @@ class Counting(PredictingBench):
     """Predicts without a compiler, and remembers what it was asked."""
 
     def __init__(self, stop_after: int | None = None) -> None:
-        super().__init__(DEVICE, TARGET, nvcc=False)
+        super().__init__(DEVICE.product, nvcc=False)
         self.asked: list[str] = []
         self.stop_after = stop_after
 
-    def figures(self, draft, candidates, reference) -> list[Figures]:
+    def figures(self, stage, candidates, own):
         if self.stop_after is not None and len(self.asked) >= self.stop_after:
             raise KeyboardInterrupt
-        self.asked += [candidate.key for candidate in candidates]
-        return super().figures(draft, candidates, reference)
+        self.asked += [candidate.recipe.key for candidate in candidates]
+        return (yield from super().figures(stage, candidates, own))
 
 
 @pytest.fixture(scope="module")
@@ -62,27 +63,23 @@ def tasks():
     return tasks_of([stages_of(gemm(), cubin=False, **APART)])
 
 
-def run(tasks, folder: Path, trials: int, bench=None, **options):
-    writer = LogWriter(folder, ARCH, TARGET)
-    return search(
-        tasks,
-        trials=trials,
-        request=REQUEST,
-        target=TARGET,
-        cost_device=DEVICE,
-        bench=bench or Counting(),
-        writer=writer,
-        **options,
-    )
+def run(tasks, folder: Path, trials: int, bench=None, on: str = "here", **options):
+    with engine_for(on) as engine:
+        return search(
+            tasks,
+            trials=trials,
+            request=REQUEST,
+            cost_device=DEVICE,
+            bench=bench or Counting(),
+            writer=LogWriter(folder, ARCH, TARGET),
+            engine=engine,
+            **options,
+        )
 
 
-def lines(folder: Path) -> list:
-    """Records without the day, which is all that may differ."""
-    text = (folder / ARCH / RECORDS).read_text()
-    records = [json.loads(line) for line in text.splitlines()]
-    for _, (trace, *_) in records:
-        trace[0] = [step for step in trace[0] if step[2] != ["souffle.origin.date"]]
-    return records
+def held(folder: Path) -> dict[str, bytes]:
+    """The files of a log; only the day in them could differ, around midnight."""
+    return {path.name: path.read_bytes() for path in (folder / ARCH).iterdir() if path.suffix == ".jsonl"}
 
 
 def test_it_finds_what_the_rule_did_not_and_says_what_it_did(tasks, tmp_path) -> None:
@@ -93,8 +90,11 @@ def test_it_finds_what_the_rule_did_not_and_says_what_it_did(tasks, tmp_path) ->
         assert task.trials == task.new_trials <= 4
         assert task.own_seconds is not None and 0 < task.best_seconds <= task.own_seconds
     assert report.source == f"predicted with the cost model of {DEVICE.product}"
-    assert len(lines(tmp_path)) == report.new_trials
-    assert any("trial 4/4" in message and "rule's own" in message and "left" in message for message in messages)
+    records = TuningLog(tmp_path / ARCH, ARCH).records
+    assert len(records) == report.new_trials
+    assert all(record.origin.text and record.origin.tiles for record in records)
+    last = messages[-1]
+    assert all(part in last for part in ("1 worker", "candidates/s", "trial 4/4", "rule's own", "left"))
 
 
 def test_equal_seeds_give_equal_records_and_nothing_is_tried_twice(tasks, tmp_path) -> None:
@@ -102,35 +102,37 @@ def test_equal_seeds_give_equal_records_and_nothing_is_tried_twice(tasks, tmp_pa
     run(tasks[:1], tmp_path / "one", 4, one, seed=5)
     run(tasks[:1], tmp_path / "other", 4, other, seed=5)
     run(tasks[:1], tmp_path / "third", 4, third, seed=6)
-    assert lines(tmp_path / "one") == lines(tmp_path / "other")
+    assert held(tmp_path / "one") == held(tmp_path / "other")
     assert len(set(one.asked)) == len(one.asked) == 4
     assert one.asked != third.asked
 
 
-def test_a_stopped_search_goes_on(tasks, tmp_path) -> None:
+def test_a_stopped_search_goes_on_and_workers_change_nothing(tasks, tmp_path) -> None:
     whole, first, second = Counting(), Counting(stop_after=8), Counting()
-    run(tasks[:1], tmp_path / "whole", 12, whole)
+    run(tasks, tmp_path / "whole", 12, whole)
     report = run(tasks[:1], tmp_path / "parts", 12, first)
     assert report.interrupted and report.tasks[0].trials == 8
-    report = run(tasks[:1], tmp_path / "parts", 12, second)
-    assert not report.interrupted and report.tasks[0].trials == 12 and report.tasks[0].new_trials == 4
-    assert first.asked + second.asked == whole.asked
-    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+    # The other task begins now, and two workers answer in whatever order.
+    report = run(tasks[::-1], tmp_path / "parts", 12, second, on="local:2")
+    assert not report.interrupted and {task.trials for task in report.tasks} == {12}
+    assert sorted(first.asked + second.asked) == sorted(whole.asked)
+    assert held(tmp_path / "parts") == held(tmp_path / "whole")
     again = Counting()
-    assert run(tasks[:1], tmp_path / "parts", 12, again).new_trials == 0
+    assert run(tasks, tmp_path / "parts", 12, again).new_trials == 0
     assert not again.asked
 
 
 def test_what_cannot_be_used_is_written_down_and_never_chosen(tasks, tmp_path) -> None:
     class Broken(Counting):
-        def figures(self, draft, candidates, reference) -> list[Figures]:
-            super().figures(draft, candidates, reference)
+        def figures(self, stage, candidates, own):
+            yield from super().figures(stage, candidates, own)
             return [Figures(problem="it differs")] * len(candidates)
 
     report = run(tasks[:1], tmp_path, 4, Broken())
     assert report.tasks[0].best_seconds is None and report.tasks[0].trials == 4
     records = TuningLog(tmp_path / ARCH, ARCH).records
     assert all(record.failed and not record.useful for record in records) and len(records) == 4
+    assert {record.origin.problem for record in records} == {"it differs"}
 
 
 def test_a_network_compiled_with_the_log_computes_the_same(tmp_path) -> None:
@@ -151,25 +153,33 @@ def test_every_sketch_gives_schedules_that_compute_the_same(tmp_path, tasks) -> 
     program = gemm()
     rng = np.random.default_rng(1)
     kinds = set()
-    func = tasks[0].stage.draft.func
-    evaluator = Evaluator(func, REQUEST, TARGET, DEVICE)
-    for number, space in enumerate(spaces_of(func, REQUEST, TARGET, seed=1)):
-        draws = random.Random(number)
-        tried = (evaluator.candidate(space, sampled(space, REQUEST.threads, draws)) for _ in range(100))
-        candidate = next((one for one in tried if isinstance(one, Candidate)), None)
-        if candidate is None:
+    draft = tasks[0].stage.draft
+    shared = {"stage": packed_stage(draft), "setting": packed_setting(REQUEST, DEVICE)}
+    payload = {"stage": "stage", "setting": "setting"}
+    found = sketches({**payload, "seed": 1, "rule": tasks[0].stage.schedule.rule}, shared)
+    assert Recipe.of_data(found["own"]).rule in RULES
+    for number, data in enumerate(found["spaces"]):
+        space, draws = Space.of_data(data), random.Random(number)
+        recipes = (sampled(space, REQUEST.threads, draws) for _ in range(100))
+        looks = ((look({**payload, "recipe": recipe.data()}, shared), recipe) for recipe in recipes)
+        value, recipe = next(((value, recipe) for value, recipe in looks if not value["problem"]), ({}, None))
+        if recipe is None:
             continue
+        assert space.offers(recipe) and space.offers(mutated(space, recipe, REQUEST.threads, draws))
+        whole = Recipe.of_data(value["recipe"])
+        assert whole.key == recipe.key
         folder = tmp_path / str(number)
-        LogWriter(folder, ARCH, TARGET).add(func, candidate.trace, (1e-6,), origin_now("measured", DEVICE.product))
+        origin = origin_now("measured", DEVICE.product, text=value["text"])
+        LogWriter(folder, ARCH, TARGET).append(draft.func, [NewRecord(whole, (1e-6,), origin)])
         options = {"device": "cpu", "cubin": False, "tuning_log": folder, **APART}
         network = souffle.compile(program, target="cuda", arch=ARCH, **options)
-        assert any(d[2] and candidate.space.rule in d[3] for d in network.plan.decisions if d[0] == "tuning")
+        assert any(d[2] and recipe.rule in d[3] for d in network.plan.decisions if d[0] == "tuning")
         a, b, bias = (rng.standard_normal(s.shape).astype("float32") for s in network.signature.inputs)
         shifted, total = network(a, b, bias).values()
-        np.testing.assert_allclose(shifted, a @ b + bias, rtol=1e-4, atol=1e-4, err_msg=candidate.summary)
+        np.testing.assert_allclose(shifted, a @ b + bias, rtol=1e-4, atol=1e-4, err_msg=whole.summary)
         np.testing.assert_allclose(total, (a @ b + bias).sum(axis=1), rtol=1e-4, atol=1e-3)
-        kinds.add((candidate.space.rule, bool(space.tiles)))
-    assert {("contraction", False), ("reduction", False), ("metaschedule", True)} <= kinds
+        kinds.add((recipe.rule, bool(space.tiles)))
+    assert {("contraction", False), ("reduction", False), (NATIVE_RULE, True)} <= kinds
 
 
 def test_options_are_checked(tasks) -> None:
@@ -179,6 +189,8 @@ def test_options_are_checked(tasks) -> None:
         souffle.tune(gemm(), trials=1, arch="sm_75")
     with pytest.raises(OptionError, match="is sm_80, and the schedules are for sm_90"):
         souffle.tune(gemm(), trials=1, arch="sm_90", device="A100-SXM4-40GB")
+    with pytest.raises(OptionError, match=r"measure='fast'.*rpc://HOST:PORT/KEY"):
+        souffle.tune(gemm(), trials=1, arch="sm_90", measure="fast", on="here")
     networks = [stages_of(gemm(), cubin=False, **APART)]
     with pytest.raises(OptionError, match=r"no stage.*shifted"):
         tasks_of(networks, "nothing")

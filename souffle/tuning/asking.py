@@ -1,0 +1,77 @@
+"""How a part of a search asks workers: it yields jobs, and is sent their outcomes.
+
+So each stage's search reads from top to bottom as if it ran alone, while whoever drives it
+(:mod:`souffle.tuning.session`) runs many of them on workers of which none waits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from souffle.workers import Check, Job, Outcome
+
+__all__ = ["Asking", "Limits", "SharedStage", "lacks_seconds"]
+
+_Result = TypeVar("_Result")
+Asking = Generator[Sequence[tuple[Job, Check | None]], Sequence[Outcome], _Result]
+"""Yields jobs, is sent their outcomes in the same order, and returns what it was to find."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one job may take.
+
+    Attributes
+    ----------
+    seconds : float
+    memory_mb : int
+    """
+
+    seconds: float = 120.0
+    memory_mb: int = 4096
+
+
+@dataclass(frozen=True)
+class SharedStage:
+    """A stage that workers know.
+
+    Attributes
+    ----------
+    name : str
+    stage, setting : str
+        Keys of what is shared.
+    limits : Limits
+    """
+
+    name: str
+    stage: str
+    setting: str
+    limits: Limits
+
+    def job(self, function: str, label: str, payload: Mapping[str, Any], *, resource: Any = "cpu") -> Job:
+        """A job about it."""
+        return Job(
+            function,
+            {"stage": self.stage, "setting": self.setting, **payload},
+            f"{label} of stage {self.name}",
+            (self.stage, self.setting),
+            self.limits.seconds,
+            self.limits.memory_mb,
+            resource,
+        )
+
+
+def lacks_seconds(value: Any) -> str:
+    """Why what a worker says of a candidate cannot be true; empty where it can."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("problem"), str):
+        return f"its worker gave {str(value)[:80]!r} for figures"
+    if value["problem"]:
+        return ""
+    seconds = value.get("seconds")
+    if not isinstance(seconds, (list, tuple)) or not seconds:
+        return f"its worker gave the times {seconds!r}"
+    wrong = [one for one in seconds if not isinstance(one, (int, float)) or not 0 < one < math.inf]
+    return f"its worker gave the time {wrong[0]!r}" if wrong else ""

@@ -1,0 +1,47 @@
+"""A stage's candidate as a network of one kernel, so that the runtime can run it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan, Resources
+from souffle.kernel.kernel_shape import KernelShape
+from souffle.options import Options
+
+__all__ = ["trial_plan"]
+
+_Ends = Sequence[tuple[Sequence[int], str]]
+
+
+def trial_plan(
+    name: str,
+    stage: str,
+    inputs: _Ends,
+    outputs: _Ends,
+    shape: KernelShape,
+    module: CudaModule,
+    used: Resources,
+    arch: str,
+) -> Plan:
+    """The plan of a candidate.
+
+    Parameters
+    ----------
+    name, stage : str
+        Of the kernel and of the stage.
+    inputs, outputs : sequence of (shape, dtype)
+        They are called ``input0``, ``input1``, ... and ``output0``, ...
+    shape : KernelShape
+    module : CudaModule
+        With the kernel.
+    used : Resources
+    arch : str
+    """
+    buffers = tuple(
+        Buffer(f"{kind}{number}", tuple(extents), dtype, kind, f"{kind}{number}")
+        for kind, ends in (("input", inputs), ("output", outputs))
+        for number, (extents, dtype) in enumerate(ends)
+    )
+    kernel = Kernel(name, 0, shape.tiles, shape.threads, shape.shared_bytes, 0, used, (name,), (stage,))
+    launch = Launch(0, tuple(range(len(buffers))), (stage,))
+    return Plan(name, Options(level="V3", arch=arch), buffers, {}, (module,), (kernel,), (launch,), 0, ())
