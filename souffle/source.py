@@ -9,7 +9,7 @@ from pathlib import Path
 __all__ = ["package_digest"]
 
 _PACKAGE = Path(__file__).resolve().parent
-_DECIDES = (".py", ".h", ".cpp", ".inc", ".json", ".safetensors")
+_DECIDES = (".py", ".h", ".cpp", ".inc", ".json", ".jsonl", ".txt", ".safetensors")
 
 
 @cache

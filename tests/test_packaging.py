@@ -47,7 +47,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 def test_a_wheel_holds_one_package_and_all_of_it(installed: Path) -> None:
     assert [path.name for path in installed.iterdir()] == ["souffle"]
     found = _files(installed / "souffle")
-    logs = {name: text for name, text in _files(ROOT / "tuning_logs").items() if name.endswith(".json")}
+    logs = {name: text for name, text in _files(ROOT / "tuning_logs").items() if name.endswith(".jsonl")}
     expected = _files(ROOT / "souffle") | {f"tuning_logs/{name}": text for name, text in logs.items()}
     assert sorted(found) == sorted(expected)
     assert found == expected

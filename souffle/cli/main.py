@@ -1,4 +1,4 @@
-"""``souffle compile|run|verify|explain|check|ablate|reproduce|bench|debug|report|mutate|tune|learn|hfuse|doctor|...``.
+"""``souffle compile|run|verify|explain|check|ablate|reproduce|bench|debug|report|mutate|tune|log|learn|hfuse|...``.
 
 What needs the compiler is imported by the command that needs it: ``souffle run`` works where TVM is not installed.
 """
@@ -22,7 +22,7 @@ from souffle.cli.compiler_options import compiler_options
 from souffle.cli.counts import counts_table
 from souffle.cli.hfuse import add_arguments as add_hfuse
 from souffle.cli.interruption import interruptible, run_process, status_of
-from souffle.cli.later import add_bench, add_debug, command_in
+from souffle.cli.later import add_bench, add_debug, add_log, command_in
 from souffle.cli.learn import add_arguments as add_learn
 from souffle.cli.measure_device import add_arguments as add_measure_device
 from souffle.cli.model_options import add_model_options, add_padding, add_threads, model_options, padding_of
@@ -99,6 +99,7 @@ def command_parser() -> argparse.ArgumentParser:
     _add_trials(commands, [common, options], [waits, proofs])
     add_tune(commands.add_parser("tune", parents=[common, options], help="search schedules and write a tuning log"))
 
+    add_log(commands.add_parser("log", help="look at tuning logs, merge, shorten, try and convert them"), [common])
     add_learn(
         commands.add_parser("learn", parents=[common], help="train a policy that orders the fusions of networks")
     )

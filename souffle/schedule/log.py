@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 
 import tvm_ffi
@@ -28,6 +29,7 @@ from souffle.schedule.log_folders import (
     log_folders,
     shipped_log,
 )
+from souffle.schedule.near import distance, outline, structure_of
 from souffle.schedule.record import (
     DAMAGED,
     FAILED_SECONDS,
@@ -86,6 +88,7 @@ class WorkloadTable:
     def __init__(self, folder: Path, problem: Callable[[str, str], None]) -> None:
         self._path = folder / WORKLOADS
         self._problem = problem
+        self._structures: dict[str, tuple | None] = {}
 
     @cached_property
     def workloads(self) -> dict[str, Workload]:
@@ -117,6 +120,31 @@ class WorkloadTable:
         except DAMAGED as error:
             self._problem(workload.where, brief(error))
             return None
+
+    def near(self, func: tirx.PrimFunc) -> list[Workload]:
+        """Stages of the same structure but other extents, the nearest first (:mod:`souffle.schedule.near`)."""
+        signature = signature_of(func)
+        alike = self._by_outline.get(outline(signature), ())
+        wanted = structure_of(func) if alike else ()
+        found = [
+            (distance(signature, workload.signature), workload.digest, workload)
+            for workload in alike
+            if self._structure(workload) == wanted and not self.is_stage(workload, func)
+        ]
+        return [workload for *_, workload in sorted(found)]
+
+    def _structure(self, workload: Workload) -> tuple | None:
+        if workload.digest not in self._structures:
+            known = self.decoded(workload)
+            self._structures[workload.digest] = None if known is None else structure_of(known)
+        return self._structures[workload.digest]
+
+    @cached_property
+    def _by_outline(self) -> dict[tuple, list[Workload]]:
+        table: dict[tuple, list[Workload]] = {}
+        for workload in self.workloads.values():
+            table.setdefault(outline(workload.signature), []).append(workload)
+        return table
 
     @cached_property
     def _by_signature(self) -> dict[tuple, list[Workload]]:
@@ -224,6 +252,30 @@ class TuningLog:
             except DAMAGED as error:
                 self.problem(record.where, brief(error))
         return found
+
+    def near(self, func: tirx.PrimFunc, count: int, product: str = "") -> list[Record]:
+        """Useful records of stages that are as this one but for their extents.
+
+        Parameters
+        ----------
+        func : PrimFunc
+            The stage before it is scheduled.
+        count : int
+            How many at most.
+        product : str
+            The GPU that schedules are for; see :meth:`Record.rank`.
+
+        Returns
+        -------
+        list of Record
+            The best of each stage, the nearest stage first, then the second best of each.
+        """
+        ranked = []
+        for workload in self.table.near(func):
+            useful = [record for record in self.of_workload(workload.digest) if record.useful]
+            ranked.append(sorted(useful, key=lambda record: record.rank(product)))
+        rounds = zip_longest(*(records[:count] for records in ranked))
+        return [record for records in rounds for record in records if record is not None][:count]
 
     @cached_property
     def _by_workload(self) -> dict[str, list[Record]]:

@@ -8,7 +8,7 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tvm import tirx
 
 import souffle
 from souffle.errors import OptionError
-from souffle.schedule.log import RECORDS, WORKLOADS, RecordOrigin, TuningLog, WorkloadTable, brief
+from souffle.schedule.log import RECORDS, WORKLOADS, Record, RecordOrigin, TuningLog, WorkloadTable, brief
 from souffle.schedule.recipe import Recipe
 from souffle.schedule.record import DAMAGED, record_line, record_of, workload_digest, workload_line, workload_of
 from souffle.tvm_compat import TVM_PIN
@@ -89,7 +89,7 @@ class LogWriter:
         self.arch = arch
         self.target = target
         self._digests: dict[int, tuple[tirx.PrimFunc, str]] = {}
-        self._table = WorkloadTable(self.folder, _named)
+        self._table = WorkloadTable(self.folder, _skipped)
         self._stamp: tuple[int, ...] = ()
         with self._naming():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -142,6 +142,27 @@ class LogWriter:
             self._replace(WORKLOADS, _sorted_workloads(self._whole_lines(WORKLOADS)))
             self._replace(RECORDS, _sorted_records(self._whole_lines(RECORDS)))
 
+    def reduce(self, choose: Callable[[TuningLog], Iterable[Record]]) -> None:
+        """Keep chosen records, and the workloads that they are of, in canonical order.
+
+        Parameters
+        ----------
+        choose : callable
+            From what the log holds to those of its records that stay.
+
+        Raises
+        ------
+        OptionError
+            If the files cannot be written.
+        """
+        with self._naming(), self._locked():
+            kept = list(choose(_read(TuningLog(self.folder, self.arch))))
+            places, digests = {record.where for record in kept}, {record.workload for record in kept}
+            records = [(where, line) for where, line in self._whole_lines(RECORDS) if where in places]
+            # Whoever reads meanwhile finds no record without its workload.
+            self._replace(RECORDS, _sorted_records(records))
+            self._replace(WORKLOADS, _sorted_workloads(self._whole_lines(WORKLOADS), digests))
+
     def _digest(self, func: tirx.PrimFunc) -> str:
         key = id(func)
         if key not in self._digests:
@@ -162,7 +183,7 @@ class LogWriter:
         found = path.stat() if path.is_file() else None
         stamp = () if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
         if stamp != self._stamp:
-            self._table, self._stamp = WorkloadTable(self.folder, _named), stamp
+            self._table, self._stamp = WorkloadTable(self.folder, _skipped), stamp
         return self._table
 
     def _extend(self, name: str, lines: bytes) -> None:
@@ -230,22 +251,22 @@ def _read(log: TuningLog) -> TuningLog:
     return log
 
 
-def _named(where: str, reason: str) -> None:
+def _skipped(where: str, reason: str) -> None:
     _LOGGER.warning("%s is skipped: %s", where, reason)
 
 
-def _sorted_workloads(lines: Sequence[tuple[str, bytes]]) -> list[bytes]:
-    """One line for each digest, one that can be decoded where there is one."""
+def _sorted_workloads(lines: Sequence[tuple[str, bytes]], wanted: Container[str] | None = None) -> list[bytes]:
+    """One line for each digest, or for those that are wanted; one that can be decoded where there is one."""
     found: dict[str, bytes] = {}
     for where, line in sorted(lines, key=lambda entry: entry[1]):
         try:
             digest = workload_of(where, line.decode()).digest
         except DAMAGED as error:
-            _named(where, brief(error))
+            _skipped(where, brief(error))
             continue
         if digest not in found or not _decodes(found[digest]):
             found[digest] = line
-    return [found[digest] for digest in sorted(found)]
+    return [found[digest] for digest in sorted(found) if wanted is None or digest in wanted]
 
 
 def _decodes(line: bytes) -> bool:
@@ -262,7 +283,7 @@ def _sorted_records(lines: Sequence[tuple[str, bytes]]) -> list[bytes]:
         try:
             data = dict(json.loads(line))
         except DAMAGED as error:
-            _named(where, brief(error))
+            _skipped(where, brief(error))
             continue
         order, recipe = _order(where, line, str(data.get("arch")))
         if recipe is not None and recipe.trace is not None:
