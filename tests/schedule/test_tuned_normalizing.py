@@ -19,10 +19,10 @@ from souffle.schedule.gpu import GpuRequest, sketch_of
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.log import RecordOrigin, open_log
 from souffle.schedule.lower import DeviceFunction, cuda_target
+from souffle.schedule.recipe import Recipe
 from souffle.schedule.stage import Stage, draft_stage, flat_stages
 from souffle.schedule.tuned import TunedAnswers
-from souffle.tuning import LogWriter
-from souffle.tuning.space import spaces_of, trace_with_values
+from souffle.tuning import LogWriter, NewRecord
 
 REQUEST = GpuRequest("sm_90")
 RULE = "mma_contraction"
@@ -76,9 +76,8 @@ def logs(stage: Stage, tmp_path: Path):
     values = {"warps_along_rows": 2, "warps_along_inner": 1, "mma_rows": 2, "mma_columns": 2, "step": 32, "stages": 2}
     assert sketch.make(values).tiles == TILES
     writer = LogWriter(tmp_path, "sm_90", cuda_target("sm_90"))
-    space = next(s for s in spaces_of(func, REQUEST, writer.target, seed=1) if s.rule == RULE)
     origin = RecordOrigin("predicted", "H200-SXM5-141GB", "0.27.0.post1", "0.1.0", "2026-01-01")
-    writer.add(func, trace_with_values(space, values), (1e-6,), origin)
+    writer.append(func, [NewRecord(Recipe(RULE, values), (1e-6,), origin)])
     return open_log(tmp_path, "sm_90")
 
 
