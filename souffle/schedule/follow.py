@@ -45,8 +45,9 @@ def followed(recipe: Recipe, func: tirx.PrimFunc, request: GpuRequest) -> GpuSch
     try:
         return _of_rule(recipe, func, request) if recipe.trace is None else _of_trace(recipe.trace, func, request)
     except _REPLAYING as error:
+        name = type(error).__name__
         lines = str(error).strip().splitlines()
-        return Refused(f"{type(error).__name__}: {lines[-1][:200] if lines else ''}")
+        return Refused(f"{name}: {lines[-1].removeprefix(f'{name}: ')[:200] if lines else ''}")
 
 
 def _of_rule(recipe: Recipe, func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule | Refused:
@@ -63,7 +64,7 @@ def _of_trace(trace: list, func: tirx.PrimFunc, request: GpuRequest) -> GpuSched
     if any(step[0] == "Tensorize" for step in trace[0]):
         # It registers the intrinsics that such steps name, and reading all of them takes TVM half a minute.
         importlib.import_module("tvm.s_tir.tensor_intrin")
-    sch = s_tir.Schedule(workload_module(func), debug_mask="none", error_render_level="none")
+    sch = s_tir.Schedule(workload_module(func), debug_mask="none", error_render_level="fast")
     Trace.apply_json_to_schedule(trace, sch)
     return native_schedule(sch.mod["main"].with_attr("global_symbol", "stage"), request)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tvm import te
-from tvm.s_tir import meta_schedule as ms
 
 import souffle
 from souffle.analysis import Analysis
@@ -21,12 +20,12 @@ from souffle.pipeline import stages_of
 from souffle.schedule.gpu import GpuRequest, sketch_of
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.gpu.rule import GpuSchedule, Sketch
-from souffle.schedule.log import RECORDS, WORKLOADS, RecordOrigin, TuningLog, log_folders, open_log, workload_module
-from souffle.schedule.lower import DeviceFunction, cuda_target
+from souffle.schedule.log import RECORDS, WORKLOADS, RecordOrigin, TuningLog, log_folders, open_log
+from souffle.schedule.lower import DeviceFunction, cuda_target, lower_stage
+from souffle.schedule.recipe import Recipe
 from souffle.schedule.stage import Stage
-from souffle.schedule.tuned import crowding, replayed, tuned_stages
-from souffle.tuning import LogWriter
-from souffle.tuning.space import spaces_of, trace_with_values
+from souffle.schedule.tuned import crowding, followed, text_of, tuned_stages
+from souffle.tuning import LogWriter, NewRecord
 
 REQUEST = GpuRequest("sm_90")
 ROWS, INNER, COLUMNS = 33, 48, 40
@@ -86,8 +85,7 @@ def origin(figure: str = "predicted", device: str = "H200-SXM5-141GB", **more) -
 
 
 def write(writer: LogWriter, func, values, seconds: float, where: RecordOrigin) -> None:
-    space = next(s for s in spaces_of(func, REQUEST, writer.target, seed=1) if s.rule == "contraction")
-    writer.add(func, trace_with_values(space, values), (seconds,), where)
+    writer.append(func, [NewRecord(Recipe("contraction", values), (seconds,), where)])
 
 
 def compiled(tmp_path: Path | None, name: str = "other", **options) -> souffle.runtime.Network:
@@ -149,9 +147,9 @@ def test_spills_come_last_and_what_is_worse_than_the_rule_is_not_used(tmp_path, 
     [
         b"not json at all\n",
         b"[0, [[[], []], [1e-6]]]\n",
-        b'[7, [[[],[]],[1e-6],{"arch":"sm_90"},[]]]\n',
+        b'{"workload":"7","arch":"sm_90"}\n',
         b"\xff\xfe\x00\n",
-        b'[0, [[[["Annotate"]], []], [1e-6], {"arch": "sm_90"}, []]]\n',
+        b"[" * 100_000 + b"\n",
     ],
 )
 def test_a_damaged_line_is_named_and_skipped(tmp_path, writer, func, choices, damage, caplog) -> None:
@@ -165,6 +163,32 @@ def test_a_damaged_line_is_named_and_skipped(tmp_path, writer, func, choices, da
     assert found[-1][2].startswith("1 of 1")
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("workload", "0123456789abcdef", "there is no workload 0123456789abcdef"),
+        ("arch", "sm_80", "it is for sm_80, not for sm_90"),
+        ("seconds", [float("nan")], "no seconds"),
+        ("seconds", [0.0], "no seconds"),
+        ("seconds", [10**400], "int too large"),
+        ("knobs", {"step": "8"}, "no recipe of rule contraction"),
+        ("rule", "metaschedule", "no recipe of rule metaschedule"),
+        ("figure", "guessed", "neither measured nor predicted"),
+        ("device", None, "its device is None"),
+        ("registers", "many", "its registers is 'many'"),
+    ],
+)
+def test_a_line_that_says_what_cannot_be_is_named(tmp_path, writer, func, choices, field, value, said) -> None:
+    path = tmp_path / "sm_90" / RECORDS
+    write(writer, func, choices[0], 1e-6, origin())
+    write(writer, func, choices[1], 2e-6, origin())
+    first, second = path.read_text().splitlines()
+    path.write_text(json.dumps({**json.loads(first), field: value}) + "\n" + second + "\n")
+    log = TuningLog(tmp_path / "sm_90", "sm_90")
+    assert [record.seconds for record in log.of(func)] == pytest.approx([2e-6])
+    assert [problem.where for problem in log.problems] == [f"{path}:1"] and said in log.problems[0].reason
+
+
 def test_a_record_cut_off_by_a_crash_loses_only_itself(tmp_path, writer, func, choices) -> None:
     path = tmp_path / "sm_90" / RECORDS
     write(writer, func, choices[0], 1e-6, origin())
@@ -176,49 +200,79 @@ def test_a_record_cut_off_by_a_crash_loses_only_itself(tmp_path, writer, func, c
     assert [problem.where for problem in log.problems] == [f"{path}:2"]
 
 
-def test_a_damaged_workload_is_named_and_its_records_skipped(tmp_path, writer, func, choices) -> None:
+@pytest.mark.parametrize("damage", ["not json", '{"digest":"1"}', "function"])
+def test_a_damaged_workload_is_named_and_its_records_skipped(tmp_path, writer, func, choices, damage) -> None:
     write(writer, func, choices[0], 1e-6, origin())
     path = tmp_path / "sm_90" / WORKLOADS
-    path.write_text('["1", "AAAA"]\n')
+    if damage == "function":
+        data = json.loads(path.read_text())
+        packed = data["function"]
+        # A checksum is part of it: one wrong character is seen, whatever it still decodes to.
+        data["function"] = packed[:200] + ("A" if packed[200] != "A" else "B") + packed[201:]
+        damage = json.dumps(data)
+    path.write_text(damage + "\n")
     log = TuningLog(tmp_path / "sm_90", "sm_90")
     assert log.of(func) == []
-    assert [problem.where for problem in log.problems] == [f"{path}:1"]
+    assert f"{path}:1" in [problem.where for problem in log.problems]
+
+
+def test_nothing_is_decoded_before_a_stage_with_the_same_parameters_asks(tmp_path, writer, func, choices) -> None:
+    other = workload(rows=ROWS + 1)
+    write(writer, func, choices[0], 1e-6, origin())
+    write(writer, other, values_of(other)[0], 1e-6, origin())
+    log = TuningLog(tmp_path / "sm_90", "sm_90")
+    assert len(log.of(func)) == 1
+    decoded = {workload.signature[0][0] for workload in log.table.workloads.values() if "func" in vars(workload)}
+    assert decoded == {(ROWS, INNER)}
 
 
 def test_what_a_rule_does_not_offer_any_more_is_skipped(tmp_path, writer, func, choices) -> None:
-    write(writer, func, choices[0], 1e-6, origin())
+    knob = next(iter(choices[0]))
+    write(writer, func, {**choices[0], knob: 1_000_003}, 1e-6, origin())
     write(writer, func, choices[1], 2e-6, origin())
-    path = tmp_path / "sm_90" / RECORDS
-    first, second = path.read_text().splitlines()
-    number, (trace, *rest) = json.loads(first)
-    step = next(step for step in trace[0] if step[0] == "SampleCategorical")
-    step[2][0] = [value + 1_000_003 for value in step[2][0]]
-    path.write_text(json.dumps([number, [trace, *rest]]) + "\n" + second + "\n")
     found = reasons(compiled(tmp_path))
-    assert found[0][0] == f"{path}:1" and "is none of" in found[0][2]
+    assert found[0][0] == f"{tmp_path / 'sm_90' / RECORDS}:1" and "is none of" in found[0][2]
     assert "predicted 2.0 µs" in found[1][2]
 
 
-def test_a_rule_that_is_gone_and_a_foreign_architecture(tmp_path, writer, func, choices) -> None:
-    write(writer, func, choices[0], 1e-6, origin())
-    path = tmp_path / "sm_90" / RECORDS
-    gone = path.read_text().replace("contraction", "contractions")
-    foreign = path.read_text().replace("sm_90", "sm_80")
-    path.write_text(gone + foreign)
-    log = TuningLog(tmp_path / "sm_90", "sm_90")
-    (record,) = log.of(func)
-    assert "no rule 'contractions'" in replayed(record, func, REQUEST).reason
-    assert "for sm_80" in log.problems[0].reason
+def test_a_rule_that_is_gone_and_a_trace_of_another_stage_are_refused(func, choices) -> None:
+    assert "no rule 'contractions'" in followed(Recipe("contractions", choices[0]), func, REQUEST).reason
+    steps = [["GetSBlock", [], ["elsewhere", "main"], ["b0"]]]
+    refused = followed(Recipe("metaschedule", {}, [steps, []]), func, REQUEST)
+    assert refused.reason == "ScheduleError: Cannot find a block with the specified name"
+    unbound = followed(Recipe("metaschedule", {}, [[], []]), func, REQUEST)
+    assert "1 threads, a block of this kernel has 256" in unbound.reason
+    assert "NoStep" in followed(Recipe("metaschedule", {}, [[["NoStep", [], [], []]], []]), func, REQUEST).reason
 
 
-def test_metaschedule_opens_the_files(tmp_path, writer, func, choices) -> None:
-    for values, seconds in zip(choices[:3], (3e-6, 1e-6, 2e-6), strict=True):
-        write(writer, func, values, seconds, origin())
-    database = ms.database.JSONDatabase(work_dir=str(tmp_path / "sm_90"))
-    assert len(database) == 3 and database.has_workload(workload_module(func))
-    best = database.get_top_k(database.commit_workload(workload_module(func)), 1)[0]
-    assert float(best.run_secs[0]) == pytest.approx(1e-6)
-    assert str(best.target.attrs["arch"]) == "sm_90"
+def test_a_log_of_the_former_form_is_named(tmp_path, func) -> None:
+    folder = tmp_path / "sm_90"
+    folder.mkdir()
+    (folder / "database_tuning_record.json").write_text("[]\n")
+    log = TuningLog(folder, "sm_90")
+    assert log.of(func) == [] and "souffle log import" in log.problems[0].reason
+
+
+def text(func, values) -> str:
+    schedule = followed(Recipe("contraction", values), func, REQUEST)
+    return text_of(lower_stage("any name", schedule, cuda_target("sm_90")))
+
+
+def test_a_text_has_one_digest_whatever_is_called_how(func, choices) -> None:
+    assert text(func, choices[0]) == text(workload("other"), choices[0])
+    assert len({text(func, values) for values in choices[:3]}) == 3
+
+
+def test_a_figure_of_another_text_is_no_measurement_of_this_one(tmp_path, writer, func, choices) -> None:
+    """By its own figure it is the fastest; measured of this text is what counts, then what the model says."""
+    old = origin("measured", "NVIDIA H200", text="0123456789abcdef", registers=250)
+    write(writer, func, choices[1], 1e-6, old)
+    found = reasons(compiled(tmp_path))
+    assert "measured 1.0 µs on NVIDIA H200, of another text than its recipe makes now" in found[0][2]
+    assert found[0][0] == f"{tmp_path / 'sm_90' / RECORDS}:1" and not found[0][1]
+    assert "of another text" in found[1][2]
+    write(writer, func, choices[2], 7e-6, origin("measured", "NVIDIA H200", text=text(func, choices[2])))
+    assert "measured 7.0 µs on NVIDIA H200" in reasons(compiled(tmp_path))[-2][2]
 
 
 def test_folders(tmp_path, monkeypatch) -> None:
@@ -331,3 +385,27 @@ def test_a_kernel_is_reckoned_with_the_registers_of_a_record(tmp_path, writer, f
     write(writer, func, choices[1], 1e-6, origin("measured", "NVIDIA H200", registers=77))
     (kernel,) = compiled(tmp_path).plan.kernels
     assert [stage.registers for stage in kernel.predicted.stages] == [77]
+
+
+def test_what_was_measured_of_another_text_is_asked_of_the_model(tmp_path, writer, func) -> None:
+    """And its registers are not those of this text."""
+    stages, analysis = one_stage()
+    own = stages[0].schedule.tiles
+    sketch = sketch_of("contraction", stages[0].draft.func, REQUEST)
+    of_tiles = {sketch.make(values).tiles: values for values in combinations(sketch)}
+    few, many = sorted(of_tiles.keys() - {own})[:2]
+    write(writer, func, of_tiles[few], 3e-6, origin("measured", "NVIDIA H200", text="another", registers=250))
+    write(writer, func, of_tiles[many], 9e-6, origin(registers=90))
+    (log,) = open_log(tmp_path, "sm_90")
+
+    def chosen(prices: dict[int, float]) -> GpuSchedule:
+        (stage,), decisions = tuned_stages(stages, analysis, [log], H200, merged=True, price=Prices(prices))
+        assert any("of another text" in decision.reason for decision in decisions)
+        return stage.schedule
+
+    assert (chosen({own: 9, few: 1, many: 2}).tiles, chosen({own: 9, few: 1, many: 2}).registers) == (few, 0)
+    assert (chosen({own: 9, few: 2, many: 1}).tiles, chosen({own: 9, few: 2, many: 1}).registers) == (many, 90)
+    assert chosen({own: 1, few: 3, many: 2}) is stages[0].schedule
+    # Without a model the order of figures decides, and it is one of those that were predicted.
+    (stage,), _ = tuned_stages(stages, analysis, [log], H200)
+    assert stage.schedule.tiles == few
