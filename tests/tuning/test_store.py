@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -184,6 +185,11 @@ def append_until_killed(folder: Path, number: int, seconds: float, dribbling: bo
             one.sort()
 
 
+def noted_in(folder: Path) -> set[int]:
+    lines = [line for path in folder.glob("noted_*") for line in path.read_text().splitlines(keepends=True)]
+    return {int(line) for line in lines if line.endswith("\n")}
+
+
 def test_processes_write_and_sort_at_once_and_are_killed(tmp_path) -> None:
     """Two write as they do; three write slowly, and each of these is killed, mostly in the middle of a line."""
     server = multiprocessing.get_context("forkserver")
@@ -199,12 +205,16 @@ def test_processes_write_and_sort_at_once_and_are_killed(tmp_path) -> None:
             assert process.is_alive()
         time.sleep(random.Random(process.pid).random() * 0.1)
         os.kill(process.pid, signal.SIGKILL)
+    while any(process.is_alive() for process in steady):
+        # Whoever reads meanwhile finds all that was written before.
+        before = noted_in(tmp_path)
+        assert before <= set(trials(tmp_path))
     for process in (*steady, *doomed):
         process.join(60)
     assert [process.exitcode for process in steady] == [0, 0]
-    noted = [int(line) for path in tmp_path.glob("noted_*") for line in path.read_text().split()]
+    noted = noted_in(tmp_path)
     written = trials(tmp_path)
-    assert len(written) == len(set(written)) and set(noted) <= set(written)
+    assert len(written) == len(set(written)) and noted <= set(written)
     # In flight was one batch of each that was killed: whole lines of it may be there.
     assert len(written) - len(noted) <= 5 * len(doomed)
     log = TuningLog(tmp_path / ARCH, ARCH)
@@ -261,6 +271,21 @@ def test_a_disk_that_is_full_keeps_what_was_there(tmp_path) -> None:
     (tmp_path / ARCH / RECORDS).symlink_to("/dev/full")
     with pytest.raises(OptionError, match="No space left"):
         one.append(stage(), [new(22)])
+
+
+def test_a_sorted_file_takes_the_place_of_the_other_as_a_whole(tmp_path, monkeypatch) -> None:
+    one = writer(tmp_path)
+    one.append(stage(), [new(1), new(0)])
+    before = text(tmp_path)
+
+    def fails(beside: Path, path: Path) -> None:
+        assert (path.read_bytes() in before) and sorted(beside.read_bytes()) == sorted(path.read_bytes())
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "replace", fails)
+    with pytest.raises(OptionError, match="Input/output error"):
+        one.sort()
+    assert text(tmp_path) == before and not list((tmp_path / ARCH).glob("*.new"))
 
 
 READING_ONLY = """
