@@ -42,6 +42,8 @@ _START = (
 )
 """What such a process runs: modules are looked for where this process does, and its ``__main__`` is not run again."""
 
+_PREFIX = "souffle-workers-"
+
 _END_SECONDS = 2.0
 """For a process that has closed its stream to end."""
 
@@ -52,6 +54,11 @@ _SHOWN_CHARACTERS = 2000
 class Workplace:
     """The folder of processes of ours, and the pipe by which they see that we are gone, and remove it.
 
+    Parameters
+    ----------
+    most_characters : int, optional
+        Of the folder's path. Where the folder for temporary files has a longer one, ``/tmp`` is taken.
+
     Attributes
     ----------
     folder : Path
@@ -59,8 +66,11 @@ class Workplace:
         The end to read from, which is given to them.
     """
 
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="souffle-workers-"))
+    def __init__(self, most_characters: int | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        if most_characters is not None and len(str(self.folder)) > most_characters:
+            self.folder.rmdir()
+            self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
         self.shared.mkdir()
         self.lifeline, self._ours = os.pipe()
         self._numbers = itertools.count()

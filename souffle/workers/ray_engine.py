@@ -28,6 +28,9 @@ from souffle.workers.retrying import Attempt, RetryingEngine
 
 __all__ = ["RayPool", "ray_engine"]
 
+_MOST_CHARACTERS = 107 - len("/0/ray/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+"""Of the folder in which Ray has its sockets, whose paths the system limits."""
+
 _START_SECONDS = 180.0
 """For a cluster to begin, or to answer."""
 
@@ -85,7 +88,7 @@ class RayPool(LoopPool):
         super().__init__("souffle ray")
         self._arguments = json.dumps({"address": address, "cores": cores, "gpus": gpus})
         self._what = "a Ray cluster of this machine" if address is None else f"the Ray cluster at {address}"
-        self._workplace = Workplace()
+        self._workplace = Workplace(_MOST_CHARACTERS)
         self._lanes = {"cpu": _Lane(), "gpu": _Lane()}
         self._under_way: dict[int, Attempt] = {}
         self._numbers = itertools.count()

@@ -1,0 +1,220 @@
+"""Processes that end, and that must end: workers, those who look after them, and what they have started."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import pytest
+
+from souffle.workers import WorkersLostError
+from souffle.workers.harness import Request
+from souffle.workers.local import LocalPool, local_engine
+from souffle.workers.process import BlockingWorker
+from souffle.workers.retrying import RetryingEngine
+from tests.workers.processes import alive, marked, new_mark, wait_for
+from tests.workers.test_engines import OTHERS, first_line, job, outcome
+
+pytestmark = pytest.mark.xdist_group("workers")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+DRIVER = """
+import sys, time
+from pathlib import Path
+from souffle.workers import Job, engine_for
+
+word, folder = sys.argv[1:]
+job = lambda name, payload: Job(f"tests.workers.played_jobs:{name}", payload, name)
+with engine_for(word) as engine:
+    print(engine.submit(job("whereabouts", None)).result().value["folder"], flush=True)
+    futures = [
+        engine.submit(job("child_and", (f"{folder}/0", "sleep", SECONDS))),
+        engine.submit(job("child_and", (f"{folder}/1", THEN))),
+    ]
+    try:
+        time.sleep(600)
+    except KeyboardInterrupt:
+        # What workers do is not interrupted.
+        print(futures[0].result().value, flush=True)
+        print("interrupted", flush=True)
+"""
+
+
+def driver(word: str, folder: Path, seconds: float, then: str) -> subprocess.Popen:
+    """A process in a group of its own that has two jobs under way."""
+    program = DRIVER.replace("SECONDS", str(seconds)).replace("THEN", then)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, word, str(folder)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for(lambda: process.poll() is not None or all((folder / str(n)).exists() for n in range(2)))
+    assert process.poll() is None, process.stderr.read()
+    return process
+
+
+@pytest.mark.parametrize("word", OTHERS)
+def test_a_driver_that_is_killed_leaves_nothing(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither workers, one of which holds Python's lock, nor what they have started, nor files."""
+    mark = new_mark(monkeypatch)
+    with driver(word, tmp_path, 600, '"hold_lock", 60') as process:
+        folder = Path(process.stdout.readline().strip())
+        children = [int((tmp_path / str(n)).read_text()) for n in range(2)]
+        assert folder.is_dir() and all(map(alive, children)) and set(children) < set(marked(mark))
+        process.kill()
+        wait_for(lambda: not marked(mark))
+        wait_for(lambda: not folder.exists())
+        if word.startswith("local"):
+            wait_for(lambda: not folder.parent.exists())
+
+
+@pytest.mark.parametrize("word", OTHERS)
+def test_an_interrupt_is_the_drivers(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = new_mark(monkeypatch)
+    with driver(word, tmp_path, 1.0, '"sleep", 600') as process:
+        os.killpg(process.pid, signal.SIGINT)
+        said, complaints = process.communicate(timeout=60)
+    assert said.splitlines()[1:] == ["1.0", "interrupted"] and complaints == "" and process.returncode == 0
+    wait_for(lambda: not marked(mark))
+
+
+def test_the_end_of_an_interpreter_is_that_of_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody has closed the engine; and a fork of the driver keeps nothing alive."""
+    mark = new_mark(monkeypatch)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    program = """
+import os, sys, time
+from souffle.workers import Job, engine_for
+engine = engine_for("local:2")
+future = engine.submit(Job("tests.workers.played_jobs:child_and", (sys.argv[1], "sleep", 600.0), "sleep"))
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+if os.fork() == 0:
+    del os.environ["SOUFFLE_TEST_MARK"]
+    os.execv("/bin/sleep", ["sleep", "300"]) if sys.argv[2] == "exec" else time.sleep(300)
+if sys.argv[2] != "exec":
+    os.kill(os.getpid(), 9)
+"""
+    for then in ("exec", "fork"):
+        process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / then), then], cwd=ROOT)
+        assert process.wait(timeout=60) == (0 if then == "exec" else -9)
+        child = int((tmp_path / then).read_text())
+        wait_for(lambda child=child: not alive(child))
+        wait_for(lambda: not [*tmp_path.glob("souffle-workers-*")])
+        for pid in marked(mark):
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not marked(mark))
+
+
+def test_what_a_worker_has_started_ends_with_it(tmp_path: Path) -> None:
+    """However it ends: by its time, by its own doing, or by our clock where it cannot end itself."""
+    with RetryingEngine("impatient", LocalPool(1, grace_seconds=0.3)) as engine:
+        for number, (then, options, why) in enumerate(
+            (
+                (("sleep", 600.0), {"seconds": 0.2}, "took longer than 0.2 s"),
+                (("leave", 1), {}, "its worker ended with exit status 1"),
+                (("stop", None), {"seconds": 0.2}, "took longer than 0.2 s"),
+                (("forget_the_time", 600.0), {"seconds": 0.2}, "took longer than 0.2 s"),
+                (("allocate", 300), {"memory_mb": 100}, "needed more memory than its 100 MB"),
+            )
+        ):
+            path = tmp_path / str(number)
+            assert first_line(outcome(engine, "child_and", (str(path), *then), **options)) == why
+            wait_for(lambda path=path: not alive(int(path.read_text())))
+        assert outcome(engine, "double", 1).value == 2
+
+
+def test_workers_that_are_killed_from_outside(tmp_path: Path) -> None:
+    """Between two jobs, which costs nothing, and in the midst of one; and what has failed goes to another worker."""
+    pool = LocalPool(2)
+    with RetryingEngine("mine", pool) as engine:
+        assert outcome(engine, "double", 1).value == 2
+        for pid in pool.pids:
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda pid=pid: not alive(pid))
+        assert (found := outcome(engine, "double", 1)).value == 2 and found.attempts == 1
+        path = tmp_path / "pid"
+        future = engine.submit(job("tell_and", (str(path), "sleep", 600.0)))
+        for _ in range(2):
+            wait_for(path.exists)
+            pid = int(path.read_text())
+            path.unlink()
+            os.kill(pid, signal.SIGKILL)
+        found = future.result(timeout=60)
+        assert first_line(found).startswith("its worker ended with signal SIGKILL") and found.attempts == 2
+        assert found.worker.endswith(f":{pid}")
+        assert len(pool.pids) <= 2
+
+
+def test_gpu_jobs_have_a_worker_of_their_own() -> None:
+    pool = LocalPool(1)
+    with RetryingEngine("mine", pool) as engine:
+        futures = [engine.submit(job("whereabouts", resource="gpu")) for _ in range(5)]
+        owners = {future.result(timeout=60).value["pid"] for future in futures}
+        assert len(owners) == 1 and outcome(engine, "whereabouts").value["pid"] not in owners
+        assert len(pool.pids) == 2 and engine.workers == 1
+
+
+def test_one_worker_has_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with local_engine(1) as engine:
+        assert outcome(engine, "whereabouts").value["threads"] is None
+
+
+def test_workers_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by a system that gives no process, nor where they end as they begin. The futures say so."""
+    monkeypatch.setattr("souffle.workers.process._START", "raise SystemExit('no such library')")
+    with local_engine(2) as engine:
+        futures = [engine.submit(job("double", n)) for n in range(3)]
+        for future in futures:
+            with pytest.raises(WorkersLostError, match=r"(?s)local:2 are lost: .* exit status 1\nno such library"):
+                future.result(timeout=60)
+        with pytest.raises(CancelledError):
+            engine.submit(job("double", 1))
+        assert engine.workers == 0
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    with local_engine(2) as engine, pytest.raises(WorkersLostError, match=r"no process can be started: .*No such file"):
+        engine.submit(job("double", 1)).result(timeout=60)
+
+
+def test_callbacks_may_submit_and_close(tmp_path: Path) -> None:
+    """They run in the pool's own thread."""
+    engine = local_engine(1)
+    more = []
+    first = engine.submit(job("tell_and", (str(tmp_path / "pid"), "sleep", 0.2)))
+    first.add_done_callback(lambda done: more.append(engine.submit(job("sleep", done.result().value))))
+    wait_for(lambda: more)
+    more[0].add_done_callback(lambda done: more.append(engine.close()))
+    assert more[0].result(timeout=60).value == 0.2
+    wait_for(lambda: more[1:] == [None])
+    wait_for(lambda: not alive(int((tmp_path / "pid").read_text())))
+    assert engine.workers == 0
+
+
+def test_a_worker_for_who_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ray's workers have it."""
+    monkeypatch.setattr("souffle.workers.process.GRACE_SECONDS", 0.5)
+    worker = BlockingWorker()
+
+    def ask(name: str, payload: object, seconds: float | None = None) -> str:
+        answer = worker.ask(Request(f"tests.workers.played_jobs:{name}", pickle.dumps(payload), (), seconds, None))
+        return answer.failure.partition("\n")[0] or str(pickle.loads(answer.value))
+
+    assert ask("double", 1) == "2"
+    assert ask("stop", None, 0.2) == "took longer than 0.2 s"
+    assert ask("leave", 3) == "its worker ended with exit status 3"
+    assert ask("chatter", 60.0).startswith("its worker wrote what is no message")
+    assert ask("allocate", 10**6).startswith("needed more memory")
+    assert ask("double", 2) == "4"
+    folder, pid = worker.workplace.folder, worker.pid
+    worker.workplace.close()
+    wait_for(lambda: not alive(pid) and not folder.exists())
