@@ -214,7 +214,8 @@ def _read_database(
             number, (trace, seconds, described, _) = json.loads(line)
             if not 0 <= number < len(workloads):
                 raise ValueError(f"there is no workload {number}")
-            found.setdefault((number, str(described["arch"])), []).append(_new_record(trace, seconds, device))
+            record = _new_record(trace, seconds, device)
+            found.setdefault((number, str(described["arch"])), []).append(record)
         except DAMAGED as error:
             problem(where, brief(error))
     for (number, arch), records in found.items():
