@@ -10,12 +10,13 @@ A damaged line is named and skipped. No stage and no trace is decoded before a s
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 
 import tvm_ffi
@@ -188,6 +189,7 @@ class TuningLog:
         self.folder = folder
         self.arch = arch
         self.problems: list[LogProblem] = []
+        self._orders: dict[tuple[str, str], list[Record]] = {}
 
     @property
     def name(self) -> str:
@@ -231,7 +233,7 @@ class TuningLog:
         found = []
         for where, line in self._record_lines:
             try:
-                record = record_of(where, line, self.arch)
+                record = record_of(where, json.loads(line), self.arch)
                 if record.workload not in self.table.workloads:
                     raise ValueError(f"there is no workload {record.workload}")
                 found.append(record)
@@ -245,13 +247,14 @@ class TuningLog:
 
     def of_workload(self, digest: str) -> list[Record]:
         """The records of a workload whose recipes can be decoded, in the order of the file."""
-        found = []
-        for record in self._by_workload.get(digest, ()):
-            try:
-                found.append((record, record.recipe)[0])
-            except DAMAGED as error:
-                self.problem(record.where, brief(error))
-        return found
+        return [record for record in self._by_workload.get(digest, ()) if self._decodes(record)]
+
+    def _decodes(self, record: Record) -> bool:
+        try:
+            return record.recipe is not None
+        except DAMAGED as error:
+            self.problem(record.where, brief(error))
+            return False
 
     def near(self, func: tirx.PrimFunc, count: int, product: str = "") -> list[Record]:
         """Useful records of stages that are as this one but for their extents.
@@ -270,12 +273,16 @@ class TuningLog:
         list of Record
             The best of each stage, the nearest stage first, then the second best of each.
         """
-        ranked = []
-        for workload in self.table.near(func):
-            useful = [record for record in self.of_workload(workload.digest) if record.useful]
-            ranked.append(sorted(useful, key=lambda record: record.rank(product)))
-        rounds = zip_longest(*(records[:count] for records in ranked))
-        return [record for records in rounds for record in records if record is not None][:count]
+        ranked = [self._ranked(workload.digest, product) for workload in self.table.near(func)]
+        rounds = (record for records in zip_longest(*ranked) for record in records if record is not None)
+        return list(islice((record for record in rounds if self._decodes(record)), count))
+
+    def _ranked(self, digest: str, product: str) -> list[Record]:
+        """A workload's useful records, the best first."""
+        if (digest, product) not in self._orders:
+            useful = [record for record in self._by_workload.get(digest, ()) if record.useful]
+            self._orders[digest, product] = sorted(useful, key=lambda record: record.rank(product))
+        return self._orders[digest, product]
 
     @cached_property
     def _by_workload(self) -> dict[str, list[Record]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -93,23 +93,22 @@ class RecordOrigin:
         ValueError
             If it says nothing of that kind.
         """
-        known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
-        missing = [field.name for field in fields(cls)[:5] if field.name not in known]
-        if missing:
-            raise ValueError(f"it does not say {', '.join(missing)}")
-        origin = cls(**known)
-        if origin.figure not in ("measured", "predicted"):
-            raise ValueError(f"its figure is {origin.figure!r}, neither measured nor predicted")
-        for field in fields(cls):
-            value = getattr(origin, field.name)
-            kinds = {"str": str, "int": int, "float": (int, float)}[str(field.type)]
-            if isinstance(value, bool) or not isinstance(value, kinds):
-                raise ValueError(f"its {field.name} is {value!r}")
-        return origin
+        known = {}
+        for name, (kinds, unsaid) in _FIELDS.items():
+            value = data.get(name, unsaid)
+            if value is MISSING:
+                raise ValueError(f"it does not say {name}")
+            if type(value) not in kinds:
+                raise ValueError(f"its {name} is {value!r}")
+            known[name] = value
+        if known["figure"] not in ("measured", "predicted"):
+            raise ValueError(f"its figure is {known['figure']!r}, neither measured nor predicted")
+        return cls(**known)
 
 
-_UNSAID = {field.name: field.default for field in fields(RecordOrigin)}
-"""What a line leaves out."""
+_KINDS = {"str": (str,), "int": (int,), "float": (float, int)}
+_FIELDS = {field.name: (_KINDS[str(field.type)], field.default) for field in fields(RecordOrigin)}
+"""The types that each may have in JSON, and what it is where a line does not say it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,7 +268,7 @@ def record_line(workload: str, arch: str, recipe: Recipe, seconds: Iterable[floa
     else:
         made["trace"] = pack(recipe.trace)
     made["seconds"] = figures
-    made |= {name: value for name, value in vars(origin).items() if value != _UNSAID[name]}
+    made |= {name: value for name, value in vars(origin).items() if value != _FIELDS[name][1]}
     return _line(made)
 
 
@@ -284,9 +283,8 @@ def workload_of(where: str, line: str) -> Workload:
     return Workload(where, str(data["digest"]), shapes, str(data["name"]), str(data["function"]))
 
 
-def record_of(where: str, line: str, arch: str) -> Record:
-    """A line of the table of records, or one of :data:`DAMAGED`."""
-    data = json.loads(line)
+def record_of(where: str, data: Mapping[str, Any], arch: str) -> Record:
+    """A line of the table of records, as JSON; or one of :data:`DAMAGED`."""
     if data["arch"] != arch:
         raise ValueError(f"it is for {data['arch']}, not for {arch}")
     figures = tuple(float(figure) for figure in data["seconds"])

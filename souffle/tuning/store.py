@@ -277,30 +277,36 @@ def _decodes(line: bytes) -> bool:
 
 
 def _sorted_records(lines: Sequence[tuple[str, bytes]]) -> list[bytes]:
-    # Of duplicates the first day stays, and of one day the first line.
-    keyed: dict[str, tuple[tuple, str, bytes]] = {}
+    """By workload, figure, device, trial and recipe, equal ones once; what only another version understands is last."""
+    groups: dict[tuple, list[tuple[Record | None, dict[str, Any], bytes]]] = {}
     for where, line in lines:
         try:
             data = dict(json.loads(line))
         except DAMAGED as error:
             _skipped(where, brief(error))
             continue
-        order, recipe = _order(where, line, str(data.get("arch")))
-        if recipe is not None and recipe.trace is not None:
-            data["trace"] = recipe.trace  # however it was compressed
-        date = str(data.pop("date", ""))
-        same = json.dumps(data, sort_keys=True)
-        entry = (order, date, line)
-        if same not in keyed or entry < keyed[same]:
-            keyed[same] = entry
-    return [line for *_, line in sorted(keyed.values())]
+        order: tuple = (True,)
+        record = None
+        with contextlib.suppress(*DAMAGED):
+            record = record_of(where, data, data["arch"])
+            origin = record.origin
+            order = (False, record.workload, origin.figure, origin.device, origin.trial)
+        groups.setdefault(order, []).append((record, data, line))
+    return [line for order in sorted(groups) for line in _distinct(groups[order])]
 
 
-def _order(where: str, line: bytes, arch: str) -> tuple[tuple, Recipe | None]:
-    """By what a record is sorted, and its recipe; what only another version understands comes last."""
-    try:
-        record = record_of(where, line.decode(), arch)
-        recipe, origin = record.recipe, record.origin
-    except DAMAGED:
-        return (True,), None
-    return (False, record.workload, origin.figure, origin.device, origin.trial, recipe.key), recipe
+def _distinct(group: Sequence[tuple[Record | None, dict[str, Any], bytes]]) -> list[bytes]:
+    """Of duplicates the first day stays, and of one day the first line."""
+    if len(group) == 1:
+        return [group[0][2]]
+    found: dict[str, tuple[str, str, bytes]] = {}
+    for record, data, line in group:
+        key = ""
+        with contextlib.suppress(*DAMAGED):
+            if record is not None:
+                key = record.recipe.key
+                data = {**data, "trace": record.recipe.trace}  # however it was compressed
+        same = json.dumps({name: value for name, value in data.items() if name != "date"}, sort_keys=True)
+        entry = (key, str(data.get("date", "")), line)
+        found[same] = min(entry, found.get(same, entry))
+    return [line for *_, line in sorted(found.values())]
