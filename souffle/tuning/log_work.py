@@ -17,7 +17,7 @@ from souffle.schedule.log import RECORDS, Record, TuningLog, Workload
 from souffle.schedule.lower import LoweringError, cuda_target, lower_stage, text_of
 from souffle.tuning.store import LogWriter, NewRecord
 
-__all__ = ["StageRow", "Verdict", "best_records", "logs_in", "merge", "prune", "stage_rows", "verdict", "verdicts"]
+__all__ = ["StageRow", "Verdict", "best_records", "logs_in", "merge", "prune", "stage_name", "stage_rows", "verdict", "verdicts"]
 
 Outcome = Literal["same", "unsaid", "another", "unfit"]
 """What a record's recipe gives now: the text of its figure, a text that may be it, another text, or no schedule."""
@@ -109,6 +109,11 @@ def prune(log: TuningLog, keep: int, target: Path | None = None) -> TuningLog:
     return writer.read()
 
 
+def stage_name(workload: Workload) -> str:
+    """What people call a workload."""
+    return workload.name or f"stage {workload.digest}"
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What a record's recipe gives now.
@@ -118,7 +123,7 @@ class Verdict:
     where : str
         File and line.
     stage : str
-        Its name, or its digest where it has none.
+        Its name, or its digest where it has none (:func:`stage_name`).
     recipe, figure : str
         In words.
     outcome : {"same", "unsaid", "another", "unfit"}
@@ -146,8 +151,7 @@ def verdicts(log: TuningLog, progress: Callable[[str], None] = lambda message: N
 def verdict(log: TuningLog, workload: Workload, record: Record) -> Verdict:
     """Follow one recipe."""
     outcome, reason = _outcome(log, workload, record)
-    stage = workload.name or workload.digest
-    return Verdict(record.where, stage, record.recipe.summary, record.summary, outcome, reason)
+    return Verdict(record.where, stage_name(workload), record.recipe.summary, record.summary, outcome, reason)
 
 
 def _outcome(log: TuningLog, workload: Workload, record: Record) -> tuple[Outcome, str]:
@@ -171,7 +175,7 @@ class StageRow:
     Attributes
     ----------
     stage : str
-        Its name, or its digest where it has none.
+        Its name, or its digest where it has none (:func:`stage_name`).
     parameters : str
         Shapes and dtypes, in words.
     records, failed, useful : int
@@ -208,7 +212,7 @@ def stage_rows(log: TuningLog, *, replay: bool = False) -> Iterator[StageRow]:
         records = log.of_workload(digest)
         useful = sorted((one for one in records if one.useful), key=lambda one: one.rank(product))
         failed = sum(record.failed for record in records)
-        row = (workload.name or digest, _words(workload.signature), len(records), failed, len(useful))
+        row = (stage_name(workload), _words(workload.signature), len(records), failed, len(useful))
         if not useful:
             yield StageRow(*row)
             continue

@@ -409,3 +409,22 @@ def test_what_was_measured_of_another_text_is_asked_of_the_model(tmp_path, write
     # Without a model the order of figures decides, and it is one of those that were predicted.
     (stage,), _ = tuned_stages(stages, analysis, [log], H200)
     assert stage.schedule.tiles == few
+
+
+def test_of_many_predicted_records_the_best_are_asked_about(tmp_path, writer, func) -> None:
+    """Each has to be lowered; what a search leaves of a stage would take a compilation minutes."""
+    stages, analysis = one_stage()
+    sketch = sketch_of("contraction", stages[0].draft.func, REQUEST)
+    several = combinations(sketch)
+    assert len(several) > 18
+    for number, values in enumerate(several):
+        write(writer, func, values, 1e-6 * (1 + number), origin())
+    asked = []
+
+    def price(functions: Sequence[DeviceFunction], registers: int = 0) -> float:
+        asked.append(text_of(functions))
+        return 1.0
+
+    tuned_stages(stages, analysis, open_log(tmp_path, "sm_90"), H200, price=price)
+    own = text_of(stages[0].functions)
+    assert set(asked) - {own} == {text(func, values) for values in several[:16]} - {own}
