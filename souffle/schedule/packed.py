@@ -18,10 +18,12 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-__all__ = ["pack", "pack_function", "unpack", "unpack_function"]
+__all__ = ["pack", "pack_function", "pack_graph", "unpack", "unpack_function", "unpack_graph"]
 
 _DICTIONARY = Path(__file__).with_name("packed_dictionary.txt")
-"""Text as it recurs. It is part of the format: what was packed with another one cannot be read."""
+"""Text as it recurs: two traces of MetaSchedule's, and the functions of the stages with which those of the other stages
+of six networks become shortest. It is part of the format: what was packed with another one cannot be read.
+"""
 
 _MOST_BYTES = 2**26
 """Of one function or trace: what claims to be longer is damaged."""
@@ -62,9 +64,7 @@ def unpack(text: str) -> Any:
 
 def pack_function(func: tirx.PrimFunc) -> str:
     """A function as short text."""
-    graph = json.loads(tvm.ir.save_json(func))
-    short = _shortened(graph)
-    return pack(short if _restored(short) == graph else graph)
+    return pack_graph(json.loads(tvm.ir.save_json(func)))
 
 
 def unpack_function(text: str) -> tirx.PrimFunc:
@@ -75,11 +75,26 @@ def unpack_function(text: str) -> tirx.PrimFunc:
     ValueError, TypeError, RuntimeError, LookupError, AttributeError
         If it is damaged, or of a TVM whose nodes this one does not know.
     """
-    data = unpack(text)
-    func = tvm.ir.load_json(json.dumps(data if "nodes" in data else _restored(data)))
+    func = tvm.ir.load_json(json.dumps(unpack_graph(text)))
     if not isinstance(func, tirx.PrimFunc):
         raise ValueError(f"it holds a {type(func).__name__}, not a function")
     return func
+
+
+def pack_graph(graph: dict[str, Any]) -> str:
+    """TVM's JSON of a graph as short text; of another shape than TVM's is today, as it is."""
+    short = _shortened(graph)
+    try:
+        as_it_was = _restored(short) == graph
+    except ValueError:
+        as_it_was = False
+    return pack(short if as_it_was else graph)
+
+
+def unpack_graph(text: str) -> dict[str, Any]:
+    """What :func:`pack_graph` packed, or the same errors as of :func:`unpack_function`."""
+    data = unpack(text)
+    return data if "nodes" in data else _restored(data)
 
 
 def _shortened(graph: dict[str, Any]) -> dict[str, Any]:

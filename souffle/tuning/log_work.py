@@ -17,7 +17,7 @@ from souffle.schedule.log import RECORDS, Record, TuningLog, Workload
 from souffle.schedule.lower import LoweringError, cuda_target, lower_stage, text_of
 from souffle.tuning.store import LogWriter, NewRecord
 
-__all__ = ["StageRow", "Verdict", "best_records", "logs_in", "merge", "prune", "stage_name", "stage_rows", "verdict", "verdicts"]
+__all__ = ["StageRow", "Verdict", "best_records", "logs_in", "merge", "prune", "stage_name", "stage_rows", "verdicts"]
 
 Outcome = Literal["same", "unsaid", "another", "unfit"]
 """What a record's recipe gives now: the text of its figure, a text that may be it, another text, or no schedule."""
@@ -145,11 +145,10 @@ def verdicts(log: TuningLog, progress: Callable[[str], None] = lambda message: N
         progress(f"{log.arch}: stage {number}/{len(log.table.workloads)}")
         for record in log.of_workload(digest):
             if not record.failed and log.table.decoded(workload) is not None:
-                yield verdict(log, workload, record)
+                yield _verdict(log, workload, record)
 
 
-def verdict(log: TuningLog, workload: Workload, record: Record) -> Verdict:
-    """Follow one recipe."""
+def _verdict(log: TuningLog, workload: Workload, record: Record) -> Verdict:
     outcome, reason = _outcome(log, workload, record)
     return Verdict(record.where, stage_name(workload), record.recipe.summary, record.summary, outcome, reason)
 
