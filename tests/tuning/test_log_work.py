@@ -216,6 +216,10 @@ def test_merge_and_prune(log: Path, tmp_path: Path, capsys, recipes) -> None:
         assert (tmp_path / "turned" / ARCH / name).read_bytes() == (tmp_path / "all" / ARCH / name).read_bytes()
     assert [len(lines) for lines in texts] == [6, 1]
 
+    before = [(tmp_path / "all" / ARCH / name).read_bytes() for name in (RECORDS, WORKLOADS)]
+    assert run(capsys, "log", "merge", tmp_path / "all", "-o", tmp_path / "all", "--quiet")[0] == 0
+    assert [(tmp_path / "all" / ARCH / name).read_bytes() for name in (RECORDS, WORKLOADS)] == before
+
     status, out, _ = run(capsys, "log", "prune", tmp_path / "all", "--keep", 1, "-o", tmp_path / "few", "--quiet")
     assert status == 0 and "6 records of 2 stages -> " in out
     assert len(TuningLog(tmp_path / "all" / ARCH, ARCH).records) == 6
