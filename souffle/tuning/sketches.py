@@ -20,6 +20,7 @@ from tvm.s_tir.meta_schedule.logging import get_logging_func
 from tvm.s_tir.schedule import Instruction, Trace
 
 from souffle.schedule.gpu import RULES, GpuRequest, Sketch, StageForms
+from souffle.schedule.gpu.forms.blocks import block_views, open_schedule
 from souffle.schedule.recipe import NATIVE_RULE
 from souffle.schedule.record import workload_module
 from souffle.tuning.space import Space
@@ -35,6 +36,9 @@ _WARP = 32
 _TILED = "SSSRRSRS"
 """MetaSchedule's tiling of a GPU: grid, virtual threads, threads, reduction twice, and what a thread computes."""
 _SPATIAL = _TILED.count("S")
+_MOST_REDUCTIONS = 6
+"""Of a stage that MetaSchedule sketches. It tries each way of each with each way of the others: eight took it minutes,
+and its sketches have no barrier between the reductions of one stage that more than a few of them would need."""
 _VECTOR_LENGTHS = [1, 2, 4, 8]
 """Elements of one load: up to 16 bytes, of fp32 or fp16."""
 
@@ -134,6 +138,9 @@ def native_context(func: tirx.PrimFunc, request: GpuRequest, target: tvm.target.
 
 
 def _native_spaces(func: tirx.PrimFunc, request: GpuRequest, target: tvm.target.Target, seed: int) -> Iterator[Space]:
+    reductions = sum(bool(view.reduction) for view in block_views(open_schedule(func)))
+    if reductions > _MOST_REDUCTIONS:
+        return
     try:
         designs = native_context(func, request, target, seed).generate_design_space()
     except (RuntimeError, ValueError, TypeError, LookupError) as error:
