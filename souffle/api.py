@@ -33,10 +33,12 @@ from souffle.runtime.host_network import HostNetwork
 from souffle.runtime.network import check_device
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.gpu.scheduler import gpu_request
+from souffle.schedule.log import open_log
 from souffle.schedule.lower import cuda_target
 from souffle.stitching import graph_of
 from souffle.stitching.priority import FusionRules, LearningReport, learn_fusion
-from souffle.tuning import Limits, LogWriter, TuningReport, bench_for, cost_device_for, search, tasks_of
+from souffle.tuning import Limits, LogWriter, TuningReport, bench_for, cost_device_for, recipes_nearby, search, tasks_of
+from souffle.tuning.learned import learned_ranking
 from souffle.versions import VersionsRequest, check_open, in_versions, program_of, programs_of
 from souffle.workers import engine_for
 
@@ -406,19 +408,31 @@ def tune(
         for model in models if isinstance(models, (list, tuple)) else (models,):
             progress("importing")
             units += [stages_of(program, options, progress=progress) for _, program in programs_of(model, given)]
-        return search(
-            tasks_of(units, tasks),
+        wanted = tasks_of(units, tasks)
+        writer = LogWriter(Path(log), options.arch, cuda_target(options.arch))
+        known = writer.read()
+        ranker, ranking = None, ""
+        if bench.figure == "measured":
+            progress("learning from the log")
+            ranker, judgement = learned_ranking(known, cost_device, bench.device, engine, seed=seed)
+            ranking = f"by {'the cost model' if ranker is None else 'what measured records teach'}: {judgement.reason}"
+        logs = (known, *(one for one in open_log("auto", options.arch) if one.folder != known.folder))
+        report = search(
+            wanted,
             trials=trials,
             request=request,
             cost_device=cost_device,
             bench=bench,
-            writer=LogWriter(Path(log), options.arch, cuda_target(options.arch)),
+            writer=writer,
             engine=engine,
+            near=recipes_nearby(logs, wanted, cost_device.product),
+            ranker=ranker,
             limits=Limits(candidate_seconds, candidate_mb),
             seed=seed,
             seconds=seconds,
             progress=progress,
         )
+    return replace(report, ranking=ranking)
 
 
 def learn(

@@ -97,6 +97,8 @@ def _table(report: TuningReport) -> str:
     lines.append(f"Times are {report.source}: means of a cold and a warm second-level cache.")
     where = f" on {report.engine}" if report.new_trials else ""
     lines.append(f"{report.new_trials} new trials in {report.seconds:.0f} s{each}{where}; records in {report.log}")
+    if report.ranking:
+        lines.append(f"What to measure was chosen {report.ranking}.")
     if report.lost:
         lines.append(f"{report.lost} attempts lost with their worker, by time or by nonsense; each was made once more.")
     if report.interrupted:

@@ -6,6 +6,7 @@ from souffle.tuning.report import TaskReport, TuningReport
 from souffle.tuning.session import search
 from souffle.tuning.store import LogWriter, NewRecord
 from souffle.tuning.tasks import Task, tasks_of
+from souffle.tuning.transfer import recipes_nearby
 
 __all__ = [
     "CandidateBench",
@@ -19,6 +20,7 @@ __all__ = [
     "TuningReport",
     "bench_for",
     "cost_device_for",
+    "recipes_nearby",
     "search",
     "tasks_of",
 ]

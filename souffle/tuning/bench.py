@@ -6,7 +6,7 @@ Some candidates of a batch are emitted into one file, since a call of nvcc costs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from souffle.codegen.nvcc import find_nvcc
 from souffle.cost import CostDevice, cost_device, device_of_arch, product_names
 from souffle.errors import CompilerNotFoundError, DeviceError, OptionError
 from souffle.tuning.asking import Asking, SharedStage, lacks_seconds
+from souffle.tuning.board import job_seconds, parse_board_address
 from souffle.tuning.evolution import Look
 from souffle.workers import Check, Engine, Job, Outcome
 
@@ -104,12 +105,15 @@ class MeasuringBench:
         What that function is given beside ``plan`` and ``baseline``.
     resource : str
         ``"gpu"`` where a worker owns the GPU.
+    seconds : float, optional
+        That a measurement may take; as for other jobs without.
     """
 
     device: str
     function: str = "souffle.tuning.measuring:measure"
     given: dict[str, Any] = field(default_factory=lambda: {"driver": ""})
     resource: str = "gpu"
+    seconds: float | None = None
     figure = "measured"
 
     def __post_init__(self) -> None:
@@ -136,7 +140,8 @@ class MeasuringBench:
         return [self._figures(one, values.get(id(one), one)) for one in built]
 
     def _job(self, stage: SharedStage, payload: dict[str, Any]) -> Job:
-        return stage.job(self.function, "a measurement", payload, resource=self.resource)
+        job = stage.job(self.function, "a measurement", payload, resource=self.resource)
+        return job if self.seconds is None else replace(job, seconds=self.seconds)
 
     def _figures(self, built: dict[str, Any], value: dict[str, Any]) -> Figures:
         if value["problem"]:
@@ -225,6 +230,8 @@ def bench_for(
     DeviceError
         If there is no such GPU.
     """
+    if measure.startswith("rpc:"):
+        return _board_bench(measure, device, engine)
     if measure == "none" or (measure == "auto" and (asked or present != device.arch)):
         return PredictingBench(device.product)
     if measure not in ("auto", "gpu"):
@@ -232,9 +239,25 @@ def bench_for(
     outcome = engine.submit(Job("souffle.tuning.measuring:device", {"driver": ""}, "the GPU", resource="gpu")).result()
     if outcome.failure:
         raise DeviceError(f"measure={measure!r}: no worker of {engine.name} has a GPU to measure on: {outcome.failure}")
-    if outcome.value["arch"] != device.arch:
+    return MeasuringBench(_right_gpu(measure, outcome.value, device))
+
+
+def _board_bench(measure: str, device: CostDevice, engine: Engine) -> MeasuringBench:
+    address = parse_board_address(measure)
+    given = {"address": measure}
+    job = Job("souffle.tuning.board:device", given, f"the board {measure}", seconds=job_seconds(address))
+    outcome = engine.submit(job).result()
+    if outcome.failure:
+        raise DeviceError(f"measure={measure!r}: {outcome.failure}")
+    name = _right_gpu(measure, outcome.value, device)
+    return MeasuringBench(name, "souffle.tuning.board:measure", given, "cpu", job_seconds(address))
+
+
+def _right_gpu(measure: str, found: dict[str, str], device: CostDevice) -> str:
+    """The name of a GPU, if it is of the architecture."""
+    if found["arch"] != device.arch:
         raise DeviceError(
-            f"measure={measure!r}: the GPU of the workers of {engine.name}, {outcome.value['name']}, is "
-            f"{outcome.value['arch']}, and the schedules are for {device.arch}: give arch={outcome.value['arch']!r}"
+            f"measure={measure!r}: the GPU there, {found['name']}, is {found['arch']}, and the schedules are for "
+            f"{device.arch}; give arch={found['arch']!r}, or a GPU of {device.arch}"
         )
-    return MeasuringBench(outcome.value["name"])
+    return found["name"]

@@ -48,6 +48,8 @@ class Look:
         Blocks, and shared memory of one.
     text : str
         Digest of what it is lowered to.
+    features : tuple of float
+        What a learnt ranking is told of it; empty where there is none.
     """
 
     space: Space
@@ -56,6 +58,7 @@ class Look:
     tiles: int
     shared_bytes: int
     text: str
+    features: tuple[float, ...] = ()
 
     @property
     def seconds(self) -> float:

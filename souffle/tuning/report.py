@@ -65,6 +65,8 @@ class TuningReport:
     seconds : float
     engine : str
         Where candidates were made, such as ``"local:2"``.
+    ranking : str
+        By what candidates were ranked before they were measured, and why; empty where nothing is measured.
     lost : int
         Attempts that ended with their worker, or took too long, or gave what cannot be true.
     """
@@ -77,6 +79,7 @@ class TuningReport:
     seconds: float
     engine: str = "here"
     lost: int = 0
+    ranking: str = ""
 
     @property
     def source(self) -> str:

@@ -20,7 +20,7 @@ from souffle.schedule.recipe import Recipe
 from souffle.tuning.asking import Asking, Limits, SharedStage
 from souffle.tuning.bench import CandidateBench
 from souffle.tuning.report import TuningReport
-from souffle.tuning.stage_search import BATCH, Ranking, StageSearch, predicted
+from souffle.tuning.stage_search import BATCH, LearnedRanker, StageSearch
 from souffle.tuning.stage_work import packed_setting, packed_stage
 from souffle.tuning.store import LogWriter
 from souffle.tuning.tasks import Task
@@ -44,7 +44,7 @@ def search(
     writer: LogWriter,
     engine: Engine,
     near: Callable[[Task], Sequence[Recipe]] = lambda task: (),
-    ranking: Ranking = predicted,
+    ranker: LearnedRanker | None = None,
     limits: Limits | None = None,
     seed: int = 0,
     seconds: float | None = None,
@@ -67,8 +67,8 @@ def search(
         Closed by the caller.
     near : callable
         Recipes of stages like one that has no records yet, the nearest first.
-    ranking : callable
-        As for :func:`souffle.tuning.evolution.next_candidates`.
+    ranker : LearnedRanker, optional
+        Ranks candidates that are not built yet; the cost model without.
     limits : Limits, optional
         Of one job.
     seed : int
@@ -94,7 +94,7 @@ def search(
     try:
         for task in tasks:
             shared = SharedStage(task.name, engine.share(packed_stage(task.stage.draft)), setting, limits or Limits())
-            one = StageSearch(task, request.arch, request.threads, bench, writer, shared, seed, ranking)
+            one = StageSearch(task, request.arch, request.threads, bench, writer, shared, seed, ranker)
             running.add(one, one.begin(*_held(log, task, near)))
         running.finish()
     except KeyboardInterrupt:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from souffle.decision import Refused
 from souffle.schedule.gpu.device import device_for
@@ -18,19 +19,20 @@ from souffle.tuning.report import TaskReport
 from souffle.tuning.space import Space
 from souffle.tuning.store import LogWriter, NewRecord, origin_now
 from souffle.tuning.tasks import Task
+from souffle.tuning.transfer import fitted_recipe
 
-__all__ = ["BATCH", "StageSearch", "predicted"]
+__all__ = ["BATCH", "LearnedRanker", "StageSearch"]
 
 BATCH = 8
 """Candidates that are chosen together, knowing the figures of all before them."""
 _WORK = "souffle.tuning.stage_work"
 
-Ranking = Callable[[Sequence[Look]], Sequence[float]]
+class LearnedRanker(Protocol):
+    """Ranks candidates of one stage by what is told of them; :class:`souffle.tuning.learned.Ranker` does."""
 
-
-def predicted(looks: Sequence[Look]) -> list[float]:
-    """Ranks looks by the cost model."""
-    return [look.seconds for look in looks]
+    def scores(self, features: Sequence[Sequence[float]]) -> Sequence[float]:
+        """A number for each; the smaller, the better it is thought to be."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +65,8 @@ class StageSearch:
     shared : SharedStage
         What workers know of it.
     seed : int
-    ranking : callable
-        As for :func:`souffle.tuning.evolution.next_candidates`.
+    ranker : LearnedRanker, optional
+        Ranks candidates that are not built yet; the cost model without.
     """
 
     task: Task
@@ -74,7 +76,7 @@ class StageSearch:
     writer: LogWriter
     shared: SharedStage
     seed: int
-    ranking: Ranking = predicted
+    ranker: LearnedRanker | None = None
     own_seconds: float | None = None
     trials: int = 0
     old_trials: int = 0
@@ -118,7 +120,8 @@ class StageSearch:
             if record.origin.figure == self.bench.figure and record.origin.device == self.bench.device:
                 self._recall(record)
         self.old_trials = self.trials
-        self._near = list(near)
+        fitted = (fitted_recipe(recipe, self.spaces) for recipe in near)
+        self._near = [recipe for recipe in fitted if recipe is not None]
         if not self.spaces:
             self.exhausted = True
 
@@ -176,7 +179,7 @@ class StageSearch:
         best = [one.recipe for one in self._found] or self._near
         parents = [(space, recipe) for recipe in best if (space := self._space_of(recipe)) is not None]
         evolution = next_candidates(
-            self.spaces, parents, self._known | taken, count, self.threads, rng, self.ranking
+            self.spaces, parents, self._known | taken, count, self.threads, rng, self._ranked
         )
         try:
             asked = next(evolution)
@@ -185,9 +188,16 @@ class StageSearch:
         except StopIteration as stop:
             return stop.value
 
+    def _ranked(self, looks: Sequence[Look]) -> Sequence[float]:
+        if self.ranker is None or not looks:
+            return [look.seconds for look in looks]
+        return self.ranker.scores([look.features for look in looks])
+
     def _looked(self, asked: Sequence[tuple[Space, Recipe]]) -> Asking[list[Look | None]]:
         new = [(space, recipe) for space, recipe in asked if recipe.key not in self._looks]
-        jobs = [self.shared.job(f"{_WORK}:look", "a look", {"recipe": recipe.data()}) for _, recipe in new]
+        told = self.ranker is not None
+        payloads = [{"recipe": recipe.data(), "features": told} for _, recipe in new]
+        jobs = [self.shared.job(f"{_WORK}:look", "a look", payload) for payload in payloads]
         outcomes = (yield [(job, lacks_seconds) for job in jobs]) if jobs else []
         for (space, recipe), outcome in zip(new, outcomes, strict=True):
             if outcome.failure:
@@ -208,6 +218,7 @@ class StageSearch:
                     value["tiles"],
                     value["shared_bytes"],
                     value["text"],
+                    tuple(value["features"]),
                 )
             )
         looks = [self._looks[recipe.key] for _, recipe in asked]

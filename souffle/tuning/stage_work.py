@@ -32,6 +32,7 @@ from souffle.schedule.recipe import NATIVE_RULE, Recipe
 from souffle.schedule.record import workload_module
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import StageDraft
+from souffle.tuning.learned.features import features_of
 from souffle.tuning.sketches import native_context, plain, spaces_of
 from souffle.tuning.trial_plan import trial_plan
 
@@ -211,14 +212,14 @@ def look(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> dict[str, A
     Parameters
     ----------
     payload : mapping
-        ``stage``, ``setting``, and the ``recipe``.
+        ``stage``, ``setting``, the ``recipe``, and whether ``features`` are wanted.
     shared : mapping
 
     Returns
     -------
     dict
         ``problem``, or the ``recipe`` with what postprocessors added, ``seconds`` predicted with a cold and with a warm
-        second-level cache, ``tiles``, ``shared_bytes``, ``text``.
+        second-level cache, ``tiles``, ``shared_bytes``, ``text``, and ``features``, which may be empty.
     """
     work = _stage(payload, shared)
     looked = work.looked(Recipe.of_data(payload["recipe"]))
@@ -235,6 +236,7 @@ def look(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> dict[str, A
         "tiles": looked.schedule.tiles,
         "shared_bytes": max(function.shared_bytes for function in looked.functions),
         "text": text_of(looked.functions),
+        "features": features_of(looked.functions, work.setting.device).tolist() if payload["features"] else [],
     }
 
 

@@ -17,8 +17,9 @@ from souffle.schedule.gpu import RULES, GpuRequest
 from souffle.schedule.log import TuningLog
 from souffle.schedule.lower import cuda_target
 from souffle.schedule.recipe import NATIVE_RULE, Recipe
-from souffle.tuning import LogWriter, NewRecord, PredictingBench, search, tasks_of
+from souffle.tuning import LogWriter, NewRecord, PredictingBench, recipes_nearby, search, tasks_of
 from souffle.tuning.bench import Figures
+from souffle.tuning.learned import FEATURES
 from souffle.tuning.space import Space, mutated, sampled
 from souffle.tuning.stage_work import look, packed_setting, packed_stage, sketches
 from souffle.tuning.store import origin_now
@@ -161,13 +162,13 @@ def test_every_sketch_gives_schedules_that_compute_the_same(tmp_path, tasks) -> 
     for number, data in enumerate(found["spaces"]):
         space, draws = Space.of_data(data), random.Random(number)
         recipes = (sampled(space, REQUEST.threads, draws) for _ in range(100))
-        looks = ((look({**payload, "recipe": recipe.data()}, shared), recipe) for recipe in recipes)
+        looks = ((look({**payload, "recipe": recipe.data(), "features": True}, shared), recipe) for recipe in recipes)
         value, recipe = next(((value, recipe) for value, recipe in looks if not value["problem"]), ({}, None))
         if recipe is None:
             continue
         assert space.offers(recipe) and space.offers(mutated(space, recipe, REQUEST.threads, draws))
         whole = Recipe.of_data(value["recipe"])
-        assert whole.key == recipe.key
+        assert whole.key == recipe.key and len(value["features"]) == len(FEATURES)
         folder = tmp_path / str(number)
         origin = origin_now("measured", DEVICE.product, text=value["text"])
         LogWriter(folder, ARCH, TARGET).append(draft.func, [NewRecord(whole, (1e-6,), origin)])
@@ -180,6 +181,23 @@ def test_every_sketch_gives_schedules_that_compute_the_same(tmp_path, tasks) -> 
         np.testing.assert_allclose(total, (a @ b + bias).sum(axis=1), rtol=1e-4, atol=1e-3)
         kinds.add((recipe.rule, bool(space.tiles)))
     assert {("contraction", False), ("reduction", False), (NATIVE_RULE, True)} <= kinds
+
+
+def test_a_search_begins_with_what_is_known_of_near_stages(tasks, tmp_path) -> None:
+    run(tasks, tmp_path, 12)
+    log = TuningLog(tmp_path / ARCH, ARCH)
+    larger = tasks_of([stages_of(gemm(128, 96, 192), cubin=False, **APART)])
+    nearby = recipes_nearby([log], larger, DEVICE.product)
+    # What is tuned at the same time does not count: it depends on who is ahead.
+    assert not any(recipes_nearby([log], [*tasks, *larger], DEVICE.product)(task) for task in larger)
+    for task in larger:
+        near, alone, beginning = nearby(task), Counting(), Counting()
+        assert near and near[0].rule in RULES
+        run([task], tmp_path / "alone", 8, alone)
+        run([task], tmp_path / "beginning", 8, beginning, near=nearby)
+        assert alone.asked != beginning.asked
+    report = run(larger, tmp_path, 8, near=nearby)
+    assert all(task.best_seconds <= task.own_seconds for task in report.tasks)
 
 
 def test_options_are_checked(tasks) -> None:
