@@ -194,11 +194,11 @@ def _real(setting: _Setting, tasks: Sequence[Task], trials: int, words: Sequence
                 warm = [engine.submit(Job("benchmarks.search_scaling:ready", None, "warming up")) for _ in range(4 * engine.workers)]
                 for future in warm:
                     future.result()
-                watched = Watched(engine)
+                watched, workers = Watched(engine), engine.workers
                 report = setting.search(tasks, trials, watched, Path(folder))
                 log = [(Path(folder) / setting.arch / name).read_bytes() for name in _NAMES]
             first = log if first is None else first
-            row = rows.setdefault(word, {"engine": word, "workers": engine.workers, "seconds": math.inf, "same": True})
+            row = rows.setdefault(word, {"engine": word, "workers": workers, "seconds": math.inf, "same": True})
             row["same"] = row["same"] and log == first
             row["candidates"], row["lost"] = report.new_trials, report.lost
             if report.seconds < row["seconds"]:
