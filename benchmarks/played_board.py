@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import shlex
@@ -22,6 +23,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from tvm import rpc
 
 from souffle.codegen.nvcc import find_nvcc
 from souffle.emulator import compile_text
@@ -73,11 +76,8 @@ class PlayedBoard:
         for name in ("lib", "kernels", "texts", "faults", "toolkit/bin"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / "device").write_text("".join(f"{key}={value}\n" for key, value in (device or {}).items()))
-        (folder / "versions").write_text(_VERSIONS)
         library = folder / "lib" / "libcuda.so.1"
-        version = f"-Wl,--version-script={folder / 'versions'}"
-        command = [find_gxx(), "-std=c++17", "-O1", "-fPIC", "-shared", version, str(_SOURCE), "-ldl", "-o"]
-        subprocess.run([*command, str(library)], check=True)
+        library.write_bytes(_played_cuda())
         (folder / "lib" / "libcudart.so.13").symlink_to(library.name)
         self._library = ctypes.CDLL(str(library))
         words = {"root": Path(__file__).parents[1], "python": sys.executable, "folder": folder.resolve()}
@@ -133,6 +133,16 @@ class PlayedBoard:
         path = self.folder / "log"
         lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
         return [(line[1], (int(line[0]), *map(int, line[2:]))) for line in lines]
+
+
+@functools.cache
+def _played_cuda() -> bytes:
+    with tempfile.TemporaryDirectory(prefix="souffle-played-") as folder:
+        versions, library = Path(folder) / "versions", Path(folder) / "libcuda.so.1"
+        versions.write_text(_VERSIONS)
+        command = [find_gxx(), "-std=c++17", "-O1", "-fPIC", "-shared", f"-Wl,--version-script={versions}"]
+        subprocess.run([*command, str(_SOURCE), "-ldl", "-o", str(library)], check=True)
+        return library.read_bytes()
 
 
 def keep_kernels(folder: Path, key: str) -> None:
@@ -208,7 +218,11 @@ def played_board(board: PlayedBoard, key: str, tracker: int | None = None) -> It
         if tracker is None:
             tracker, _ = stack.enter_context(serving("tvm.exec.rpc_tracker", "--port", "9190", "--port-end", "9999"))
         places = ("--port", "9090", "--port-end", "9999", "--tracker", f"127.0.0.1:{tracker}", "--key", key)
-        _, group = stack.enter_context(serving("tvm.exec.rpc_server", *places, environment=board.environment()))
+        port, group = stack.enter_context(serving("tvm.exec.rpc_server", *places, environment=board.environment()))
+        known = rpc.connect_tracker("127.0.0.1", tracker)
+        while not any(server["addr"][1] == port for server in known.summary()["server_info"]):
+            time.sleep(0.02)
+        known.close()
         yield f"rpc://127.0.0.1:{tracker}/{key}", group
 
 

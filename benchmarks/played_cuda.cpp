@@ -96,6 +96,7 @@ std::string folder() {
 }
 std::map<std::string, std::string> settings;
 std::map<uintptr_t, size_t> memory;
+std::set<uintptr_t> written;
 std::set<Function*> functions;
 double host_us = 0, device_us = 0;
 int broken = SUCCESS;
@@ -163,6 +164,7 @@ int run(Function& function, const LaunchConfig& config, void** parameters) {
       std::pair<uintptr_t, size_t> piece;
       if (!inside(uintptr_t(argument.p), 1, &piece.first, &piece.second)) return broken = ILLEGAL_ADDRESS;
       reached.push_back(piece);
+      written.insert(piece.first);
       bytes += piece.second;
       key.push_back(uintptr_t(argument.p));
     } else {
@@ -340,6 +342,7 @@ PLAYED cudaMalloc(void** address, size_t bytes) {
 PLAYED cudaFree(void* address) {
   std::lock_guard<std::mutex> guard(lock);
   if (address && !memory.erase(uintptr_t(address))) return INVALID_VALUE;
+  written.erase(uintptr_t(address));
   free(address);
   return SUCCESS;
 }
@@ -347,7 +350,15 @@ PLAYED cudaFree(void* address) {
 PLAYED cudaMemcpyAsync(void* target, const void* source, size_t bytes, int kind, void*) {
   GUARD;
   if ((kind != 2 && !inside(uintptr_t(target), bytes)) || (kind != 1 && !inside(uintptr_t(source), bytes))) return INVALID_VALUE;
-  memcpy(target, source, bytes);
+  uintptr_t from = 0, to = 0;
+  size_t size = 0;
+  if (kind != 1) inside(uintptr_t(source), bytes, &from, &size);
+  if (kind != 2) inside(uintptr_t(target), bytes, &to, &size);
+  // What nobody has written holds nothing that a copy could bring.
+  if (kind != 3 || written.count(from)) {
+    memcpy(target, source, bytes);
+    written.insert(to);
+  }
   host_us += LAUNCH_US;
   work(1 + 2 * bytes / BYTES_PER_US);
   if (kind == 3 && bytes >= size_t(atol(setting("l2", "1048576").c_str())))

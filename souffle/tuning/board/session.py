@@ -21,7 +21,7 @@ from souffle.tuning.board.tracker import taken_board
 
 __all__ = ["BoardDevice", "BoardSession", "LoadedKernel", "board_session"]
 
-_ENDING_SECONDS = 5.0
+_ENDING_SECONDS = 1.0
 """After our own end of a session that the server ends it by itself."""
 _LEAST_SPACER_BYTES, _MOST_SPACER_BYTES = 32 << 20, 512 << 20
 _CACHES = 2
@@ -168,8 +168,10 @@ def board_session(address: BoardAddress) -> Iterator[BoardSession]:
 
     Raises
     ------
+    NoBoardError
+        If there is no board, or none is free in time.
     BoardError
-        If there is no board, none is free in time, or it does not answer.
+        If it does not answer.
     """
     host, port, key = taken_board(address)
     with BoardLine(host, port, address.seconds) as line:

@@ -17,14 +17,20 @@ from tvm.rpc import base
 from souffle.tuning.board.address import BoardAddress
 from souffle.tuning.board.line import BoardError
 
-__all__ = ["registered_boards", "taken_board"]
+__all__ = ["NoBoardError", "no_board", "registered_boards", "taken_board"]
 
 _ANSWER_SECONDS = 10.0
 """That the tracker may take for what it need not wait for."""
 _LOOK_SECONDS = 5.0
 """Between looks at who is registered, while a request waits."""
 _GONE_SECONDS = 30.0
-"""That no board may be registered for, while a request waits: servers that are started again take some."""
+"""That no board may be registered for, while a request waits, and that the tracker may be away for: both are started
+again sometimes."""
+_AGAIN_SECONDS = 1.0
+
+
+class NoBoardError(BoardError):
+    """There is no board to ask, for as long as one was waited for; it is about none of the candidates."""
 
 
 def registered_boards(address: BoardAddress) -> Counter[str]:
@@ -54,10 +60,27 @@ def taken_board(address: BoardAddress) -> tuple[str, int, str]:
 
     Raises
     ------
-    BoardError
-        If there is no board, or none is free in time.
+    NoBoardError
+        If there is no board, or none is free in time, or no tracker.
     """
     end = time.monotonic() + address.wait
+    away = time.monotonic()
+    while True:
+        began = time.monotonic()
+        try:
+            return _requested(address, end)
+        except NoBoardError:
+            raise
+        except BoardError as error:
+            now = time.monotonic()
+            if now - began > _ANSWER_SECONDS:
+                away = now  # it had answered meanwhile
+            if now + _AGAIN_SECONDS >= end or now - away >= _GONE_SECONDS:
+                raise NoBoardError(str(error)) from error
+        time.sleep(_AGAIN_SECONDS)
+
+
+def _requested(address: BoardAddress, end: float) -> tuple[str, int, str]:
     seen = time.monotonic()
     with _tracker(address) as connection:
         base.sendjson(connection, [base.TrackerCode.REQUEST, address.key, "", address.priority])
@@ -67,20 +90,24 @@ def taken_board(address: BoardAddress) -> tuple[str, int, str]:
             if known[address.key]:
                 seen = now
             if now >= end or now - seen >= _GONE_SECONDS:
-                raise BoardError(_nobody(address, known))
+                raise NoBoardError(no_board(address, known))
         host, port, key = _answer(connection, address)
     return str(host), int(port), str(key)
 
 
-def _nobody(address: BoardAddress, known: Counter[str]) -> str:
-    where = f"the tracker {address.tracker}:{address.port}"
+def no_board(address: BoardAddress, known: Counter[str]) -> str:
+    """Why there is none, and what would help."""
     if known[address.key]:
         return (
             f"none of the {known[address.key]} boards of key {address.key} was free within {address.wait:g} s; where "
             "none is at work, its tvm.exec.rpc_server no longer serves since a session has crashed: start it again"
         )
-    others = f"; its keys are {', '.join(sorted(known))}" if known else ", which has no boards at all"
-    return f"no board is registered as {address.key} with {where}{others}"
+    others = f"its keys are {', '.join(sorted(known))}" if known else "nothing is registered with it"
+    return (
+        f"no board is registered as {address.key} with the tracker {address.tracker}:{address.port}; {others}; "
+        "python -m tvm.exec.rpc_server --tracker HOST:PORT --key KEY serves one, and is to be started again where a "
+        "session has crashed"
+    )
 
 
 @contextlib.contextmanager

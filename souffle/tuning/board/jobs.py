@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from souffle.errors import OptionError
+from souffle.errors import DeviceError, OptionError
 from souffle.tuning.board.address import BoardAddress, parse_board_address
 from souffle.tuning.board.kernel import BoardKernel
 from souffle.tuning.board.line import BoardError
 from souffle.tuning.board.session import BoardSession, board_session
 from souffle.tuning.board.timing import in_turn
-from souffle.tuning.board.tracker import registered_boards
+from souffle.tuning.board.tracker import NoBoardError, no_board, registered_boards
 from souffle.tuning.board.values import outputs_differ, random_inputs
 
 __all__ = ["device", "job_seconds", "measure"]
@@ -52,19 +52,19 @@ def device(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> dict[str,
     ------
     OptionError
         If the address has another form, or nothing is registered under its key.
-    BoardError
-        If the tracker or the board does not answer.
+    DeviceError
+        If no board is free in time. A BoardError, if the tracker or the board does not answer.
     """
     address = parse_board_address(payload["address"])
     known = registered_boards(address)
     if not known[address.key]:
-        others = f"its keys are {', '.join(sorted(known))}" if known else "nothing is registered with it"
-        raise OptionError(
-            f"no board is registered as {address.key} with the tracker {address.tracker}:{address.port}; {others}; "
-            "python -m tvm.exec.rpc_server --tracker HOST:PORT --key KEY serves one"
-        )
-    with board_session(address) as session:
-        return {"name": session.device.name, "arch": session.device.arch, "boards": known[address.key]}
+        raise OptionError(no_board(address, known))
+    try:
+        with board_session(address) as session:
+            return {"name": session.device.name, "arch": session.device.arch, "boards": known[address.key]}
+    except NoBoardError as error:
+        # It has been waited for, and is not to be waited for once more.
+        raise DeviceError(str(error)) from error
 
 
 def measure(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> dict[str, Any]:
@@ -81,7 +81,8 @@ def measure(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> dict[str
     dict
         ``problem``, which is what the candidate computes wrong; or ``seconds`` with a cold and with a warm second-level
         cache, those of the baseline in the same rounds (``baseline_seconds``), ``left_out``, how many rounds were far
-        from the others, and ``device``.
+        from the others, and ``device``. Where ``gone`` is true, `problem` is that there is no board any more, which
+        says nothing of the candidate.
 
     Raises
     ------
@@ -97,8 +98,11 @@ def measure(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> dict[str
     candidate, baseline = (BoardKernel.of_plan(pickle.loads(payload[role])) for role in ("plan", "baseline"))
     if candidate.tensors != baseline.tensors:
         raise OptionError(f"kernels {candidate.name} and {baseline.name} do not take and give the same")
-    with board_session(address) as session:
-        return _measured(session, candidate, baseline)
+    try:
+        with board_session(address) as session:
+            return _measured(session, candidate, baseline)
+    except NoBoardError as error:
+        return {"problem": str(error), "gone": True}
 
 
 def _measured(session: BoardSession, candidate: BoardKernel, baseline: BoardKernel) -> dict[str, Any]:
@@ -116,7 +120,7 @@ def _measured(session: BoardSession, candidate: BoardKernel, baseline: BoardKern
     if wrong:
         return {"problem": problem}
     if problem:
-        raise BoardError(f"{problem}, and in others the next time: the board computes not the same twice")
+        raise BoardError(f"{problem}, and not the next time: the board, or the candidate, computes not the same twice")
     with session.doing("measuring"):
         turns = in_turn(*(partial(kernel.seconds, session.handle) for kernel in (own, rule)))
     return {
