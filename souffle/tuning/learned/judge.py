@@ -32,6 +32,7 @@ __all__ = [
     "Judgement",
     "RankFigures",
     "judge",
+    "not_judged",
     "rank_figures",
 ]
 
@@ -45,11 +46,11 @@ in three, of 8 within 0.38."""
 
 _CHANCE = 0.05
 _FOLDS = 5
-_PARTS = ((1 / 16, 4), (1 / 8, 4), (1 / 4, 4), (1 / 2, 2), (1.0, 1))
+_PARTS = ((1 / 16, 3), (1 / 8, 3), (1 / 4, 2), (1 / 2, 2), (1.0, 1))
 """Of the records of a fold, for the points of the learning curve, and how many draws of so many a point is the mean
 of."""
-_BEST_PART = 8
-"""A ranking is to find the best candidates, one in so many."""
+_BEST_PART = 4
+"""A ranking is to find the best candidates, one in so many: a search builds one of five that it looks at."""
 _FURTHEST = 3
 """Doublings of what there is, up to which the curve is followed to say how many records would do."""
 
@@ -63,7 +64,7 @@ class RankFigures:
     correlation : float
         Spearman's, of the ranking and the measured seconds; 0 where all are ranked alike.
     recall : float
-        The part of the best eighth of the candidates that the ranking has among as many.
+        The part of its first quarter of the candidates that is as quick as the best quarter.
     slowdown : float
         What it has first takes so many times as long as the best.
     """
@@ -158,18 +159,11 @@ def judge(samples: Iterable[Sample], *, seed: int = 0) -> Judgement:
     seed : int
         Of the folds and of the parts of their records.
     """
-    if xgboost_library() is None:
-        return Judgement(False, MISSING)
     table = _judged(table_of(samples))
     records, workloads = len(table.seconds), len(table.workloads)
-    if workloads < FEWEST_WORKLOADS:
-        return Judgement(
-            False,
-            f"{_counted(workloads, 'stage')} with {FEWEST_RECORDS} measured candidates or more: it takes "
-            f"{FEWEST_WORKLOADS} to tell whether a learnt ranking is better than the cost model",
-            records,
-            workloads,
-        )
+    hopeless = not_judged(records, workloads)
+    if hopeless is not None:
+        return hopeless
     folds = _folds(workloads, seed)
     curve = []
     for part, draws in _PARTS:
@@ -184,6 +178,19 @@ def judge(samples: Iterable[Sample], *, seed: int = 0) -> Judgement:
     return Judgement(
         use, reason, records, workloads, learned, predicted, point.chance, needed, tuple(curve), tuple(held_out)
     )
+
+
+def not_judged(records: int, workloads: int) -> Judgement | None:
+    """Why so many workloads, with enough records each, cannot be judged; ``None`` where they can."""
+    if xgboost_library() is None:
+        return Judgement(False, MISSING, records, workloads)
+    if workloads >= FEWEST_WORKLOADS:
+        return None
+    reason = (
+        f"{workloads or 'no'} stage{'' if workloads == 1 else 's'} with {FEWEST_RECORDS} measured candidates or more: "
+        f"it takes {FEWEST_WORKLOADS} to tell whether a learnt ranking is better than the cost model"
+    )
+    return Judgement(False, reason, records, workloads)
 
 
 def _judged(table: Table) -> Table:
@@ -237,8 +244,7 @@ def rank_figures(scores: np.ndarray, seconds: np.ndarray) -> RankFigures:
     """How well scores, of which lower is better, order the measured seconds of one workload."""
     first = np.argsort(scores, kind="stable")
     count = max(1, len(seconds) // _BEST_PART)
-    best = set(np.argsort(seconds, kind="stable")[:count].tolist())
-    recall = len(best & set(first[:count].tolist())) / count
+    recall = float(np.mean(seconds[first[:count]] <= np.sort(seconds)[count - 1]))
     correlation = 0.0
     if np.ptp(scores) > 0:
         correlation = float(importlib.import_module("scipy.stats").spearmanr(scores, seconds).statistic)
@@ -295,7 +301,3 @@ def _reason(
     if needed is None:
         return f"{said}, and more records do not bring them nearer"
     return f"{said}; about {needed} records to learn from would do, if it goes on learning as it does"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count or 'no'} {what}" + ("" if count == 1 else "s")

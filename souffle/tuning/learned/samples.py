@@ -12,21 +12,24 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from souffle.cost import CostDevice
 from souffle.decision import Refused
 from souffle.errors import SouffleError
 from souffle.schedule.follow import followed
+from souffle.schedule.gpu.device import device_for
 from souffle.schedule.gpu.scheduler import gpu_request
 from souffle.schedule.log import Record, TuningLog, Workload
 from souffle.schedule.lower import cuda_target, lower_stage, text_of
 from souffle.schedule.packed import unpack_function
 from souffle.schedule.recipe import Recipe
-from souffle.tuning.learned.features import features_of
+from souffle.tuning.asking import Limits
+from souffle.tuning.learned.features import FEATURES, features_of
 from souffle.workers import Engine, Job, Outcome
 
-__all__ = ["Sample", "described", "measured_samples"]
+__all__ = ["Sample", "described", "measured_records", "measured_samples"]
 
 _TOGETHER = 16
 """Records of one job: sent and decoded once for some, and lost together if a worker is."""
@@ -77,10 +80,11 @@ def measured_samples(
     """
     setting = engine.share(pickle.dumps(device))
     waiting: list[tuple[str, Sequence[Record], Future[Outcome]]] = []
-    for digest, workload, records in _measured(log, measured_on):
+    for digest, workload, records in measured_records(log, measured_on):
         for start in range(0, len(records), _TOGETHER):
             part = records[start : start + _TOGETHER]
-            waiting.append((digest, part, engine.submit(_job(workload, part, setting))))
+            check = partial(_each_is_described, len(part))
+            waiting.append((digest, part, engine.submit(_job(workload, part, setting), check)))
     samples, left_out = [], Counter()
     for digest, records, future in waiting:
         outcome = future.result()
@@ -93,7 +97,8 @@ def measured_samples(
     return tuple(sorted(samples, key=lambda one: (one.workload, one.candidate, one.seconds))), left_out
 
 
-def _measured(log: TuningLog, measured_on: str) -> Iterator[tuple[str, Workload, list[Record]]]:
+def measured_records(log: TuningLog, measured_on: str) -> Iterator[tuple[str, Workload, list[Record]]]:
+    """Of each workload, by its digest, the records of what one GPU measured."""
     for digest, workload in log.table.workloads.items():
         records = [
             record
@@ -108,7 +113,19 @@ def _job(workload: Workload, records: Sequence[Record], setting: str) -> Job:
     recipes = [[record.recipe.data(), record.origin.text] for record in records]
     payload = {"setting": setting, "function": workload.packed, "recipes": recipes}
     label = f"features of {len(records)} records of {workload.name or workload.digest}"
-    return Job("souffle.tuning.learned.samples:described", payload, label, (setting,))
+    limits = Limits()
+    function = "souffle.tuning.learned.samples:described"
+    return Job(function, payload, label, (setting,), limits.seconds, limits.memory_mb)
+
+
+def _each_is_described(count: int, value: Any) -> str:
+    if not isinstance(value, list) or len(value) != count:
+        return f"its worker gave {str(value)[:80]!r} for {count} records"
+    for one in value:
+        numbers = isinstance(one, list) and len(one) == len(FEATURES) and all(isinstance(n, float) for n in one)
+        if not numbers and not isinstance(one, str):
+            return f"its worker gave the features {str(one)[:80]!r}"
+    return ""
 
 
 def described(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> list[list[float] | str]:
@@ -123,7 +140,7 @@ def described(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> list[l
     """
     device: CostDevice = pickle.loads(shared[payload["setting"]])
     func = unpack_function(payload["function"]).with_attr("global_symbol", "stage")
-    request, target = gpu_request(device.limits), cuda_target(device.arch)
+    request, target = gpu_request(device_for(device.arch)), cuda_target(device.arch)
 
     def one(recipe: Recipe, text: str) -> list[float] | str:
         schedule = followed(recipe, func, request)
