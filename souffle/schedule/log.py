@@ -101,6 +101,8 @@ class WorkloadTable:
             except DAMAGED as error:
                 self._problem(where, brief(error))
             else:
+                if not found.get(workload.digest, workload).name:
+                    found[workload.digest] = workload
                 found.setdefault(workload.digest, workload)
         return found
 

@@ -110,7 +110,7 @@ class LogWriter:
             The stage before it is scheduled.
         records : sequence of NewRecord
         name : str
-            What people call the stage; written with the first records of it.
+            What people call the stage; written once.
 
         Raises
         ------
@@ -124,7 +124,8 @@ class LogWriter:
         digest = self._digest(func)
         lines = b"".join(record_line(digest, self.arch, new.recipe, new.seconds, new.origin) for new in records)
         with self._naming(), self._locked():
-            if digest not in self._current_table().workloads:
+            known = self._current_table().workloads.get(digest)
+            if known is None or (name and not known.name):
                 self._extend(WORKLOADS, workload_line(func, digest, name))
             self._extend(RECORDS, lines)
 
@@ -256,7 +257,7 @@ def _skipped(where: str, reason: str) -> None:
 
 
 def _sorted_workloads(lines: Sequence[tuple[str, bytes]], wanted: Container[str] | None = None) -> list[bytes]:
-    """One line for each digest, or for those that are wanted; one that can be decoded where there is one."""
+    """One line for each digest, or each that is wanted; one that can be decoded and has a name where there is one."""
     found: dict[str, bytes] = {}
     for where, line in sorted(lines, key=lambda entry: entry[1]):
         try:
@@ -264,16 +265,18 @@ def _sorted_workloads(lines: Sequence[tuple[str, bytes]], wanted: Container[str]
         except DAMAGED as error:
             _skipped(where, brief(error))
             continue
-        if digest not in found or not _decodes(found[digest]):
+        if digest not in found or _worth(line) > _worth(found[digest]):
             found[digest] = line
     return [found[digest] for digest in sorted(found) if wanted is None or digest in wanted]
 
 
-def _decodes(line: bytes) -> bool:
+def _worth(line: bytes) -> tuple[bool, bool]:
+    """Whether it can be decoded, and has a name."""
+    workload = workload_of("", line.decode())
     try:
-        return workload_of("", line.decode()).func is not None
+        return workload.func is not None, bool(workload.name)
     except DAMAGED:
-        return False
+        return False, bool(workload.name)
 
 
 def _sorted_records(lines: Sequence[tuple[str, bytes]]) -> list[bytes]:

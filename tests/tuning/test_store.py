@@ -134,6 +134,17 @@ def test_a_workload_is_written_once_and_again_where_it_was_lost(tmp_path) -> Non
     assert len(path.read_bytes().splitlines()) == 1 and sorted(trials(tmp_path)) == [0, 1, 2, 3]
 
 
+def test_a_stage_gets_the_first_name_that_it_is_given(tmp_path) -> None:
+    for name in ("", "total", "", "other", "total"):
+        writer(tmp_path).append(stage(), [new(0)], name)
+    for _ in range(2):
+        (workload,) = TuningLog(tmp_path / ARCH, ARCH).table.workloads.values()
+        assert workload.name == "total"
+        lines = text(tmp_path)[0].splitlines()
+        writer(tmp_path).sort()
+    assert len(lines) == 1
+
+
 @pytest.mark.parametrize("name", [RECORDS, WORKLOADS])
 def test_a_file_cut_anywhere_loses_the_lines_that_were_cut(tmp_path, name) -> None:
     one = writer(tmp_path / "whole")
