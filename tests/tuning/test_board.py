@@ -99,7 +99,7 @@ class Played(NamedTuple):
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
-    board = PlayedBoard(tmp_path_factory.mktemp("board") / "board", {"name": "played GPU"})
+    board = PlayedBoard(tmp_path_factory.mktemp("board") / "board", {"name": "played GPU", "l2": 64 << 20})
     rule, candidate = compiled(program(13, 40, 7), "rule", "trial3")
     board.costs(rule=(COLD * 1e6, WARM * 1e6), trial3=(FASTER_COLD * 1e6, FASTER_WARM * 1e6))
     with played_board(board, "one") as (address, _):
