@@ -208,7 +208,7 @@ class ChildProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):  # as in the midst of a read from a disk that is gone
             status = self._process.wait(_END_SECONDS)
         self.stream.close()
-        said = self.text("said.txt").strip()[-_SHOWN_CHARACTERS:]
+        said = self.said
         shutil.rmtree(self.folder, ignore_errors=True)
         return _status(status) + (f"\n{said}" if said else "")
 
@@ -223,6 +223,11 @@ class ChildProcess:
             ):
                 time.sleep(pause)
                 pause = min(2 * pause, 0.05)
+
+    @property
+    def said(self) -> str:
+        """The last of what it wrote to its standard output and error."""
+        return self.text("said.txt").strip()[-_SHOWN_CHARACTERS:]
 
     def text(self, name: str) -> str:
         """Of a file in its folder; empty if there is none."""

@@ -13,6 +13,7 @@ import itertools
 import json
 import pickle
 import re
+import secrets
 import threading
 import time
 from collections import deque
@@ -31,11 +32,11 @@ __all__ = ["RayPool", "ray_engine"]
 _MOST_CHARACTERS = 107 - len("/0/ray/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 """Of the folder in which Ray has its sockets, whose paths the system limits."""
 
-_START_SECONDS = 180.0
+_START_SECONDS = 90.0
 """For a cluster to begin, or to answer."""
 
-_SILENCE_SECONDS = 60.0
-"""Of the gateway, which says something each second, until it is given up."""
+_OWN_SILENCE_SECONDS, _SILENCE_SECONDS = 20.0, 60.0
+"""Of the head, which is asked each second, until the cluster is given up; others may have one that is started anew."""
 
 _END_SECONDS = 10.0
 """For a cluster of ours to end by itself."""
@@ -82,11 +83,23 @@ class RayPool(LoopPool):
         As ``ray.init`` takes it; ``None`` for a cluster that begins and ends with the pool.
     cores, gpus : int or None
         Of that cluster; Ray looks for GPUs itself if it is not told.
+
+    Attributes
+    ----------
+    most_silent_seconds : float
+        Of the cluster's head; then it is given up.
+    process : ChildProcess or None
+        The one that is connected.
     """
 
     def __init__(self, address: str | None, cores: int = 1, gpus: int | None = None) -> None:
         super().__init__("souffle ray")
         self._arguments = json.dumps({"address": address, "cores": cores, "gpus": gpus})
+        self.most_silent_seconds = _OWN_SILENCE_SECONDS if address is None else _SILENCE_SECONDS
+        self._environment = {"RAY_USAGE_STATS_ENABLED": "0"} | ONE_THREAD
+        if address is None:
+            # It listens to the network: let in is who has a token, which Ray would otherwise keep in the user's home.
+            self._environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         self._what = "a Ray cluster of this machine" if address is None else f"the Ray cluster at {address}"
         self._workplace = Workplace(_MOST_CHARACTERS)
         self._lanes = {"cpu": _Lane(), "gpu": _Lane()}
@@ -115,10 +128,17 @@ class RayPool(LoopPool):
         WorkersLostError
             If there is no cluster.
         """
-        super().open(lost)
+
+        def tell(why: str) -> None:
+            self._why_lost = self._why_lost or why
+            self._settled.set()
+            lost(why)
+
+        super().open(tell)
         try:
             if not self._settled.wait(_START_SECONDS):
-                self._why_lost = f"{self._what} has not answered for {_START_SECONDS:g} s"
+                said = "" if self.process is None else self.process.said
+                self._why_lost = f"{self._what} has not answered for {_START_SECONDS:g} s; it said\n{said}"
             if self._why_lost:
                 raise WorkersLostError(self._why_lost)
         except BaseException:
@@ -130,24 +150,27 @@ class RayPool(LoopPool):
         self._workplace.put(key, data)
 
     def _begin(self) -> None:
-        arguments = (self._arguments,)
-        self.process = ChildProcess("souffle.workers.ray_gateway", self._workplace, arguments, ONE_THREAD)
+        self.process = ChildProcess(
+            "souffle.workers.ray_gateway", self._workplace, (self._arguments,), self._environment
+        )
         self._wire = Wire(self._received, self._closed)
         self._wire.connect(self.loop, self.process.stream)
         self._listen()
 
     def _listen(self) -> None:
         silent = time.monotonic() - self._heard
-        if silent > _SILENCE_SECONDS and self._settled.is_set():
-            self._lose(f"{self._what} has said nothing for {silent:.0f} s")
+        if silent > self.most_silent_seconds and self._settled.is_set():
+            self._lose(f"the head of {self._what} has said nothing for {silent:.0f} s")
         self.loop.call_later(1.0, self._listen)
 
     def _received(self, message: bytes) -> None:
-        self._heard = time.monotonic()
+        if self._why_lost:
+            return
         kind, *content = pickle.loads(message)
         if kind == "nodes":
             for lane, workers in zip(self._lanes.values(), content, strict=True):
                 lane.workers = workers
+            self._heard = time.monotonic()
             self._settled.set()
         elif kind == "answer":
             number, answer, worker, place = content
@@ -164,8 +187,6 @@ class RayPool(LoopPool):
 
     def _lose(self, why: str) -> None:
         if not self._why_lost:
-            self._why_lost = why
-            self._settled.set()
             self._lost(why)
             for lane in self._lanes.values():
                 lane.waiting.clear()

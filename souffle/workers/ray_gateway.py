@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import LocalRayletDiedError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import souffle
@@ -32,6 +32,9 @@ from souffle.workers.watch import end_with_owner
 __all__ = ["main"]
 
 _HEARTBEAT_SECONDS = 1.0
+
+_CONNECT_SECONDS = 10.0
+"""For the port of a cluster to be found open."""
 
 
 def main(stream: int, lifeline: int, folder: str, workplace: str, shared: str, cluster: str) -> None:
@@ -49,21 +52,37 @@ def main(stream: int, lifeline: int, folder: str, workplace: str, shared: str, c
     owner = socket.socket(fileno=stream)
     owner.set_inheritable(False)
     with Caught() as connecting:
-        _connect(**json.loads(cluster))
+        options = json.loads(cluster)
+        _connect(**options)
     if connecting.error is not None:
-        owner.sendall(framed(pickle.dumps(("lost", f"Ray cannot be had: {reason(connecting.error)}"))))
+        why = reason(connecting.error)
+        owner.sendall(framed(pickle.dumps(("lost", f"{_asked_for(options['address'])}: {why}"))))
     else:
-        _Gateway(owner, Path(shared)).serve()
+        _Gateway(owner, Path(shared), own=options["address"] is None).serve()
     with Caught():
         ray.shutdown()
     os._exit(0)
 
 
+def _asked_for(address: str | None) -> str:
+    if address is None:
+        return "no Ray cluster can be started on this machine"
+    return (
+        f"no Ray cluster lets us in at {address} (its port must be reachable, its version ours, and RAY_AUTH_MODE and "
+        "RAY_AUTH_TOKEN set as they are there)"
+    )
+
+
 def _connect(address: str | None, cores: int, gpus: int | None) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is not None:
+        if address != "auto":
+            # Ray would look for a head that is not there for minutes.
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         return
+    # Its files go with ours.
+    os.environ["RAY_TMPDIR"] = os.environ["TMPDIR"]
     # Its workers find the modules that this process finds.
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     ray.init(
@@ -79,15 +98,16 @@ def _connect(address: str | None, cores: int, gpus: int | None) -> None:
 class _Gateway:
     """All that happens comes by one queue and is dealt with in one thread."""
 
-    def __init__(self, owner: socket.socket, shared: Path) -> None:
-        self._owner, self._shared = owner, shared
+    def __init__(self, owner: socket.socket, shared: Path, *, own: bool) -> None:
+        self._owner, self._shared, self._own = owner, shared, own
         self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._references: dict[str, list[ray.ObjectRef]] = {}
         self._task = ray.remote(num_cpus=1, max_retries=0)(run_task)
         self._nodes: list[str] = []
         self._turns = itertools.count()
-        # Answers that Ray gives, of which it is not known yet whether it is Ray itself that is gone.
-        self._doubtful: list[tuple[int, Answer]] = []
+        self._beats = 0
+        # Errors of Ray, with the beat at which they came: is it Ray itself that is gone?
+        self._doubtful: list[tuple[int, int, Answer]] = []
         self._gpus = _Gpus(self)
 
     def serve(self) -> None:
@@ -125,13 +145,18 @@ class _Gateway:
 
     def _on_nodes(self, nodes: list[dict[str, Any]]) -> None:
         resources = [node["Resources"] for node in nodes if node["Alive"]]
+        if self._own and not resources:
+            self._events.put(("lost", "the node of the Ray cluster of this machine has ended"))
+            return
         self._nodes = [node["NodeID"] for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
         gpus = sum(int(each.get("GPU", 0)) for each in resources)
         self._send("nodes", sum(int(each.get("CPU", 0)) for each in resources), gpus)
         self._gpus.there_are(gpus)
-        doubtful, self._doubtful = self._doubtful, []
-        for number, answer in doubtful:
-            self._send("answer", number, tuple(answer), "", "")
+        # The beat that comes next may have been asked for before.
+        self._beats += 1
+        while self._doubtful and self._doubtful[0][0] < self._beats - 1:
+            _, number, answer = self._doubtful.pop(0)
+            self.answer(number, answer)
 
     def _on_job(self, number: int, request: tuple[Any, ...], resource: str, avoid: str) -> None:
         if resource == "gpu":
@@ -145,7 +170,15 @@ class _Gateway:
             task = self._task.options(scheduling_strategy=strategy)
             self.follow(number, task.remote(*self.arguments(request)))
         if asking.error is not None:
-            self._doubtful.append((number, _given_up(asking.error)))
+            self._doubt(number, asking.error)
+
+    def _doubt(self, number: int, error: BaseException) -> None:
+        """An error of Ray's, which is an answer if Ray itself is still there."""
+        if isinstance(error, LocalRayletDiedError):
+            self._events.put(("lost", f"the Ray node of this machine has ended: {error}"))
+        else:
+            answer = Answer(b"", f"Ray has given it up: {type(error).__name__}\n{error}", elsewhere=True)
+            self._doubtful.append((self._beats, number, answer))
 
     def arguments(self, request: tuple[Any, ...]) -> tuple[Any, ...]:
         """Of a task."""
@@ -172,11 +205,7 @@ class _Gateway:
         elif isinstance(error, RayTaskError):
             self.answer(number, Answer(b"", f"its worker cannot begin: {reason(error.cause or error)}", True))
         else:
-            self._doubtful.append((number, _given_up(error)))
-
-
-def _given_up(error: BaseException) -> Answer:
-    return Answer(b"", f"Ray has given it up: {type(error).__name__}\n{error}", True)
+            self._doubt(number, error)
 
 
 class _Gpus:
