@@ -5,7 +5,7 @@ Some candidates of a batch are emitted into one file, since a call of nvcc costs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -18,7 +18,15 @@ from souffle.tuning.board import job_seconds, parse_board_address
 from souffle.tuning.evolution import Look
 from souffle.workers import Check, Engine, Job, Outcome
 
-__all__ = ["CandidateBench", "Figures", "MeasuringBench", "PredictingBench", "bench_for", "cost_device_for"]
+__all__ = [
+    "CandidateBench",
+    "Figures",
+    "MeasuringBench",
+    "PredictingBench",
+    "bench_for",
+    "built_figures",
+    "cost_device_for",
+]
 
 _TOGETHER = 4
 """Candidates in one call of nvcc."""
@@ -81,7 +89,7 @@ class PredictingBench:
         """See :class:`CandidateBench`."""
         if not self.nvcc:
             return [Figures(look.times) for look in candidates]
-        found = yield from _built(stage, "souffle.tuning.stage_work:predict_built", candidates)
+        found = yield from built_figures(stage, "souffle.tuning.stage_work:predict_built", candidates)
         return [
             Figures(problem=one["problem"])
             if one["problem"]
@@ -123,13 +131,13 @@ class MeasuringBench:
 
     def figures(self, stage: SharedStage, candidates: Sequence[Look], own: Look | None) -> Asking[list[Figures]]:
         """See :class:`CandidateBench`."""
-        built = yield from _built(stage, "souffle.tuning.stage_work:build", candidates)
+        built = yield from built_figures(stage, "souffle.tuning.stage_work:build", candidates)
         baseline = self._baselines.get(stage.stage)
         if baseline is None:
             reference = own or candidates[0]
             same = next((one for look, one in zip(candidates, built, strict=True) if look is reference), None)
             if same is None:
-                (same,) = yield from _built(stage, "souffle.tuning.stage_work:build", [reference])
+                (same,) = yield from built_figures(stage, "souffle.tuning.stage_work:build", [reference])
             if same["problem"]:
                 return [Figures(problem=f"nothing to compare with: {same['problem']}")] * len(candidates)
             baseline = self._baselines.setdefault(stage.stage, same["plan"])
@@ -144,6 +152,8 @@ class MeasuringBench:
         return job if self.seconds is None else replace(job, seconds=self.seconds)
 
     def _figures(self, built: dict[str, Any], value: dict[str, Any]) -> Figures:
+        if value.get("gone"):
+            raise DeviceError(f"{value['problem']}; what was measured is in the log, and the same command goes on there")
         if value["problem"]:
             return Figures(problem=value["problem"])
         return Figures(tuple(value["seconds"]), built["spill_bytes"], built["registers"], device=value["device"])
@@ -153,14 +163,27 @@ def _value(outcome: Outcome) -> dict[str, Any]:
     return {"problem": outcome.failure} if outcome.failure else outcome.value
 
 
-def _built(stage: SharedStage, function: str, candidates: Sequence[Look]) -> Asking[list[dict[str, Any]]]:
-    """What a job that compiles candidates says of each; where a job fails, its candidates are tried one by one."""
+def built_figures(
+    stage: SharedStage, function: str, candidates: Sequence[Look], given: Mapping[str, Any] | None = None
+) -> Asking[list[dict[str, Any]]]:
+    """What a job that compiles candidates says of each; where a job fails, its candidates are tried one by one.
+
+    Parameters
+    ----------
+    stage : SharedStage
+    function : str
+        ``"module:name"``; :func:`souffle.tuning.stage_work.build` or another that is given ``recipes``.
+    candidates : sequence of Look
+    given : mapping, optional
+        What the function is given beside.
+    """
+    given = given or {}
     groups = [list(candidates[start : start + _TOGETHER]) for start in range(0, len(candidates), _TOGETHER)]
-    outcomes = yield [_building(stage, function, group) for group in groups]
+    outcomes = yield [_building(stage, function, group, given) for group in groups]
     alone = [look for group, outcome in zip(groups, outcomes, strict=True) if outcome.failure for look in group]
     again: dict[int, dict[str, Any]] = {}
     if alone and any(outcome.failure and len(group) > 1 for group, outcome in zip(groups, outcomes, strict=True)):
-        singles = yield [_building(stage, function, [look]) for look in alone]
+        singles = yield [_building(stage, function, [look], given) for look in alone]
         again = {
             id(look): {"problem": outcome.failure} if outcome.failure else outcome.value[0]
             for look, outcome in zip(alone, singles, strict=True)
@@ -172,9 +195,11 @@ def _built(stage: SharedStage, function: str, candidates: Sequence[Look]) -> Ask
     ]
 
 
-def _building(stage: SharedStage, function: str, group: Sequence[Look]) -> tuple[Job, Check]:
+def _building(
+    stage: SharedStage, function: str, group: Sequence[Look], given: Mapping[str, Any]
+) -> tuple[Job, Check]:
     recipes = [look.recipe.data() for look in group]
-    job = stage.job(function, f"{len(group)} candidates", {"recipes": recipes})
+    job = stage.job(function, f"{len(group)} candidates", {"recipes": recipes, **given})
     return job, partial(_each_is_said, len(group))
 
 

@@ -15,6 +15,7 @@ from souffle.errors import DeviceError
 from souffle.named import imported
 from souffle.runtime import Network
 from souffle.runtime.cuda import Cuda
+from souffle.tuning.board.values import outputs_differ, random_inputs
 
 __all__ = ["device", "measure"]
 
@@ -22,9 +23,6 @@ _ROUNDS, _REPEATS, _WARMUP = 5, 8, 3
 """Turns of a candidate and the baseline, runs in each, and runs before them."""
 _OUTLYING = 3.0
 """Times the median deviation of a turn from the median of all, beyond which it does not count."""
-_TOLERANCE = {"float16": 4e-3, "bfloat16": 3.2e-2, "float32": 1e-3, "float64": 1e-9}
-"""Of the largest value: candidates sum in another order and round to the same type; four units in the last place of
-16-bit types, and fp32 sums whose products were rounded to fp16."""
 
 
 def device(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> dict[str, str]:
@@ -53,8 +51,8 @@ def measure(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> dict[str
     try:
         inputs, expected = _reference(payload["baseline"], payload["driver"])
         plan: Plan = pickle.loads(payload["plan"])
-        problem = _difference(Network(plan, device="cuda", poison=True, driver=driver)(inputs), expected)
-        if problem is not None:
+        problem = outputs_differ(Network(plan, device="cuda", poison=True, driver=driver)(inputs), expected)
+        if problem:
             return {"problem": problem}
         pair = [Network(one, device="cuda", driver=driver) for one in (plan, pickle.loads(payload["baseline"]))]
         times = [_interleaved(pair, inputs, flush) for flush in (True, False)]
@@ -75,7 +73,7 @@ def _driver(payload: Mapping[str, Any]) -> Any:
 def _reference(baseline: bytes, driver: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Inputs of a stage, and what the rule's own schedule makes of them."""
     plan: Plan = pickle.loads(baseline)
-    inputs = _random_inputs(plan)
+    inputs = random_inputs((one.name, one.shape, one.dtype) for one in plan.buffers if one.kind == "input")
     outputs = Network(plan, device="cuda", poison=True, driver=_driver({"driver": driver}))(inputs)
     return inputs, {name: np.array(value) for name, value in outputs.items()}
 
@@ -94,33 +92,3 @@ def _undisturbed(times: Sequence[float]) -> list[float]:
     middle = statistics.median(times)
     deviation = statistics.median(abs(one - middle) for one in times)
     return [one for one in times if abs(one - middle) <= _OUTLYING * deviation] or [middle]
-
-
-def _random_inputs(plan: Plan) -> dict[str, np.ndarray]:
-    """Values near 1 for floats; integers are 0 or 1, which every tensor can be indexed with that has two elements."""
-    generator = np.random.default_rng(0)
-    values: dict[str, np.ndarray] = {}
-    for buffer in plan.buffers:
-        if buffer.kind != "input":
-            continue
-        if "float" in buffer.dtype:
-            values[buffer.name] = generator.standard_normal(buffer.shape).astype(buffer.dtype)
-        else:
-            values[buffer.name] = generator.integers(0, 2, buffer.shape).astype(buffer.dtype)
-    return values
-
-
-def _difference(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> str | None:
-    for name, value in expected.items():
-        other = np.asarray(found[name])
-        limit = _TOLERANCE.get(str(value.dtype))
-        if limit is None:
-            if not np.array_equal(other, value):
-                return f"{name} differs from the rule's own schedule"
-            continue
-        exact, given = value.astype(np.float64), other.astype(np.float64)
-        scale = float(np.max(np.abs(exact), initial=0.0, where=np.isfinite(exact)))
-        same = np.isclose(given, exact, rtol=0.0, atol=limit * max(scale, 1e-6), equal_nan=True)
-        if not same.all():
-            return f"{name} differs from the rule's own schedule in {int((~same).sum())} of {value.size} elements"
-    return None

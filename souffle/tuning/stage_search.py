@@ -235,7 +235,7 @@ class StageSearch:
         for number, (look, figures) in enumerate(zip(chosen, found, strict=True), self.trials + len(lost)):
             own = own_seconds or 0.0
             records.append(self._record(look.recipe, figures, look.tiles, look.shared_bytes, look.text, own, number))
-        self.writer.append(self.task.stage.draft.func, records)
+        self.writer.append(self.task.stage.draft.func, records, self.task.name)
         self.trials += len(records)
         for look, figures in zip(chosen, found, strict=True):
             self._known.add(look.recipe.key)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tvm import te
 
 import souffle
 from souffle.cost import device_of_arch
@@ -24,24 +23,12 @@ from souffle.tuning.space import Space, mutated, sampled
 from souffle.tuning.stage_work import look, packed_setting, packed_stage, sketches
 from souffle.tuning.store import origin_now
 from souffle.workers import engine_for
+from tests.tuning.networks import APART, gemm
 
 ARCH = "sm_90"
 TARGET = cuda_target(ARCH)
 DEVICE = device_of_arch(ARCH)
 REQUEST = GpuRequest(ARCH)
-APART = {"level": "V3", "reductions": "one_phase"}
-"""The product and the sum of its rows are two stages then."""
-
-
-def gemm(rows: int = 64, inner: int = 48, columns: int = 96) -> souffle.TEProgram:
-    """A product with a bias behind it, and a sum of its rows."""
-    a, b = te.placeholder((rows, inner), name="a"), te.placeholder((inner, columns), name="b")
-    bias = te.placeholder((columns,), name="bias")
-    k, c = te.reduce_axis((0, inner), name="k"), te.reduce_axis((0, columns), name="c")
-    product = te.compute((rows, columns), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="product")
-    shifted = te.compute((rows, columns), lambda i, j: product[i, j] + bias[j], name="shifted")
-    total = te.compute((rows,), lambda i: te.sum(shifted[i, c], axis=c), name="total")
-    return souffle.from_te([a, b, bias], [shifted, total])
 
 
 class Counting(PredictingBench):

@@ -1,0 +1,161 @@
+"""What ends badly in a search costs its candidate and nothing else; what is killed goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from souffle.cost import device_of_arch
+from souffle.pipeline import stages_of
+from souffle.schedule.gpu import GpuRequest
+from souffle.schedule.log import RECORDS, TuningLog
+from souffle.schedule.lower import cuda_target
+from souffle.tuning import Limits, LogWriter, PredictingBench, search, tasks_of
+from souffle.tuning.bench import Figures, built_figures
+from souffle.workers import Engine, engine_for
+from tests.tuning.networks import APART, gemm
+from tests.workers.processes import marked, new_mark
+
+ARCH = "sm_90"
+DEVICE = device_of_arch(ARCH)
+TRIALS = 16
+pytestmark = pytest.mark.xdist_group("search")
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    return tasks_of([stages_of(gemm(), cubin=False, **APART)])[:1]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with engine_for("local:2") as both:
+        yield both
+
+
+def run(tasks, folder: Path, engine: Engine, *, bench=None, limits: Limits | None = None, writer=LogWriter):
+    return search(
+        tasks,
+        trials=TRIALS,
+        request=GpuRequest(ARCH),
+        cost_device=DEVICE,
+        bench=bench or PredictingBench(DEVICE.product, nvcc=False),
+        writer=writer(folder, ARCH, cuda_target(ARCH)),
+        engine=engine,
+        limits=limits,
+    )
+
+
+def records(folder: Path) -> bytes:
+    return (folder / ARCH / RECORDS).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tasks, tmp_path_factory) -> bytes:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with engine_for("here") as here:
+        run(tasks, folder, here)
+    return records(folder)
+
+
+class Failing(PredictingBench):
+    """Has candidates built, one of which ends badly in whatever company."""
+
+    def __init__(self, failing: str, how: str) -> None:
+        super().__init__(DEVICE.product)
+        self.fails = (failing, how)
+
+    def figures(self, stage, candidates, own):
+        found = yield from built_figures(
+            stage, "tests.tuning.failing_jobs:figures", candidates, {"fails": list(self.fails)}
+        )
+        return [
+            Figures(problem=one["problem"]) if one["problem"] else Figures(tuple(one["seconds"])) for one in found
+        ]
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("dies", "SIGKILL"),
+        ("hangs", "longer than"),
+        ("takes all memory", "MemoryError|memory"),
+        ("gives too few", "for 1 candidates"),
+        ("gives no number", "the time nan"),
+    ],
+)
+def test_one_candidate_fails_and_no_other(tasks, tmp_path, undisturbed, engine, how, reason) -> None:
+    lines = [json.loads(line) for line in undisturbed.splitlines()]
+    worse = next(line for line in lines if line["rule"] != "metaschedule" and line.get("trial", 0) in range(2, 6))
+    failing = json.dumps([worse["rule"], sorted(worse["knobs"].items())])
+    limits = Limits(8.0 if how == "hangs" else 120.0, 3000)
+    report = run(tasks, tmp_path, engine, bench=Failing(failing, how), limits=limits)
+    assert report.lost >= 1
+    found = TuningLog(tmp_path / ARCH, ARCH).records
+    assert len(found) == TRIALS == report.new_trials
+    failed = [record for record in found if record.failed]
+    assert [record.recipe.key for record in failed] == [failing]
+    assert any(word in failed[0].origin.problem for word in reason.split("|")), failed[0].origin.problem
+
+
+def test_workers_are_killed_and_nothing_is_lost(tasks, tmp_path, undisturbed, monkeypatch) -> None:
+    mark, killed = new_mark(monkeypatch), []
+
+    class Killing(LogWriter):
+        """Ends all workers whenever there is something to write."""
+
+        def append(self, func, records, name="") -> None:
+            for worker in marked(mark):
+                os.kill(worker, signal.SIGKILL)
+                killed.append(worker)
+            super().append(func, records, name)
+
+    with engine_for("local:2") as others:
+        report = run(tasks, tmp_path, others, writer=Killing)
+    assert len(killed) >= 2 and not report.interrupted
+    assert records(tmp_path) == undisturbed
+
+
+def test_a_killed_driver_goes_on_and_ends_as_without(tmp_path) -> None:
+    def search_of(folder: Path, *, kill: bool) -> bool:
+        """Whether it was killed in the middle."""
+        command = [sys.executable, "-m", "tests.tuning.networks", str(folder), str(TRIALS)]
+        process = subprocess.Popen(command, start_new_session=True)
+        while kill and process.poll() is None:
+            path = folder / ARCH / RECORDS
+            if path.is_file() and path.read_bytes().count(b"\n") >= 8:
+                process.kill()
+                break
+            time.sleep(0.01)
+        return process.wait(timeout=120) == -signal.SIGKILL
+
+    assert not search_of(tmp_path / "whole", kill=False)
+    assert search_of(tmp_path / "parts", kill=True)
+    assert 8 <= records(tmp_path / "parts").count(b"\n") < records(tmp_path / "whole").count(b"\n")
+    assert not search_of(tmp_path / "parts", kill=False)
+    assert records(tmp_path / "parts") == records(tmp_path / "whole")
+
+
+def test_two_drivers_on_one_log(tmp_path) -> None:
+    command = [sys.executable, "-m", "tests.tuning.networks", str(tmp_path / "both"), str(TRIALS)]
+    both = [subprocess.Popen([*command, str(seed)]) for seed in (1, 2)]
+    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    log = TuningLog(tmp_path / "both" / ARCH, ARCH)
+    assert not log.problems and len(log.table.workloads) == 2
+    keys = [(record.workload, record.recipe.key, record.origin.trial) for record in log.records]
+    assert len(keys) == len(set(keys)) >= 2 * TRIALS
+
+
+def test_a_stage_that_no_worker_can_sketch_says_so(tasks, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("souffle.tuning.stage_search._WORK", "tests.tuning.no_such_module")
+    with engine_for("here") as here:
+        report = run(tasks, tmp_path, here)
+    assert report.tasks[0].trials == 0 and "no_such_module" in report.tasks[0].best
