@@ -153,7 +153,7 @@ class MeasuringBench:
 
     def _figures(self, built: dict[str, Any], value: dict[str, Any]) -> Figures:
         if value.get("gone"):
-            raise DeviceError(f"{value['problem']}; what was measured is in the log, and the same command goes on there")
+            raise DeviceError(f"{value['problem']}; what was measured is in the log, from which the command goes on")
         if value["problem"]:
             return Figures(problem=value["problem"])
         return Figures(tuple(value["seconds"]), built["spill_bytes"], built["registers"], device=value["device"])

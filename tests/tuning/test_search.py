@@ -16,13 +16,13 @@ from souffle.schedule.gpu import RULES, GpuRequest
 from souffle.schedule.log import TuningLog
 from souffle.schedule.lower import cuda_target
 from souffle.schedule.recipe import NATIVE_RULE, Recipe
-from souffle.tuning import LogWriter, NewRecord, PredictingBench, recipes_nearby, search, tasks_of
+from souffle.tuning import LogWriter, MeasuringBench, NewRecord, PredictingBench, recipes_nearby, search, tasks_of
 from souffle.tuning.bench import Figures
 from souffle.tuning.learned import FEATURES
 from souffle.tuning.space import Space, mutated, sampled
 from souffle.tuning.stage_work import look, packed_setting, packed_stage, sketches
 from souffle.tuning.store import origin_now
-from souffle.workers import engine_for
+from souffle.workers import Job, engine_for
 from tests.tuning.networks import APART, gemm
 
 ARCH = "sm_90"
@@ -185,6 +185,20 @@ def test_a_search_begins_with_what_is_known_of_near_stages(tasks, tmp_path) -> N
         assert alone.asked != beginning.asked
     report = run(larger, tmp_path, 8, near=nearby)
     assert all(task.best_seconds <= task.own_seconds for task in report.tasks)
+
+
+def test_candidates_are_compared_and_measured_on_a_gpu(tasks, tmp_path) -> None:
+    given = {"driver": "tests.tuning.played_gpu:driver"}
+    with engine_for("here") as here:
+        job = Job("souffle.tuning.measuring:device", given, "the GPU", resource="gpu")
+        gpu = here.submit(job).result().value
+    assert gpu["arch"] == ARCH
+    bench = MeasuringBench(gpu["name"], "tests.tuning.played_gpu:measure", given)
+    report = run(tasks[:1], tmp_path, 4, bench)
+    assert report.source == f"measured on {gpu['name']}" and report.tasks[0].own_seconds > 0
+    records = TuningLog(tmp_path / ARCH, ARCH).records
+    assert len(records) == 4 and not any(record.failed for record in records)
+    assert {(record.origin.figure, record.origin.device) for record in records} == {("measured", gpu["name"])}
 
 
 def test_options_are_checked(tasks) -> None:
