@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import heapq
-import itertools
 import json
 import math
 import tempfile
-import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import save_results
+from benchmarks.played_workers import played_engine
+from benchmarks.record import kept_results, save_results
 from souffle import models
 from souffle.cli.output import format_table
 from souffle.cost import CostDevice
@@ -76,72 +74,6 @@ class Watched:
             self.values[job.function].append(done.result().value)
 
 
-class PlayedCluster:
-    """Workers that sleep and answer; one thread plays them all.
-
-    Parameters
-    ----------
-    workers : int
-    seconds : callable
-        How long a job takes.
-    answer : callable
-        What it gives.
-    """
-
-    def __init__(self, workers: int, seconds: Callable[[Job], float], answer: Callable[[Job], Any]) -> None:
-        self.name, self.workers = f"played:{workers}", workers
-        self.busy = 0.0
-        self.own_seconds = 0.0
-        self._seconds, self._answer = seconds, answer
-        self._free, self._waiting = workers, deque[tuple[Job, Future[Outcome]]]()
-        self._running: list[tuple[float, int, float, Job, Future[Outcome]]] = []
-        self._numbers = itertools.count()
-        self._changed = threading.Condition()
-        self._closed = False
-        self._thread = threading.Thread(target=self._play, daemon=True)
-        self._thread.start()
-
-    def share(self, data: bytes) -> str:
-        """A key of the content."""
-        return hashlib.sha256(data).hexdigest()
-
-    def submit(self, job: Job, check: Check | None = None) -> Future[Outcome]:
-        """Have it done by whichever worker is free first."""
-        future: Future[Outcome] = Future()
-        with self._changed:
-            self._waiting.append((job, future))
-            self._changed.notify()
-        return future
-
-    def _play(self) -> None:
-        while True:
-            with self._changed:
-                now = time.monotonic()
-                while self._waiting and self._free:
-                    job, future = self._waiting.popleft()
-                    took = self._seconds(job)
-                    self._free -= 1
-                    self.busy += took
-                    heapq.heappush(self._running, (now + took, next(self._numbers), took, job, future))
-                until = self._running[0][0] - now if self._running else None
-                if self._closed:
-                    return
-                if until is None or until > 0:
-                    self._changed.wait(until)
-                    self.own_seconds = time.thread_time()
-                    continue
-                _, _, took, job, future = heapq.heappop(self._running)
-                self._free += 1
-            future.set_result(Outcome(self._answer(job), seconds=took, worker="played"))
-
-    def close(self) -> None:
-        """End the thread."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join()
-
-
 def _share(*words: Any) -> float:
     """A number from 0 to 1 that depends on the words alone."""
     text = json.dumps(words, sort_keys=True).encode()
@@ -191,8 +123,8 @@ def _real(setting: _Setting, tasks: Sequence[Task], trials: int, words: Sequence
         for word in words:
             with tempfile.TemporaryDirectory() as folder, engine_for(word) as engine:
                 # Workers import the compiler once, which a search of an hour does not notice.
-                warm = [engine.submit(Job("benchmarks.search_scaling:ready", None, "warming up")) for _ in range(4 * engine.workers)]
-                for future in warm:
+                warming = Job("benchmarks.search_scaling:ready", None, "warming up")
+                for future in [engine.submit(warming) for _ in range(4 * engine.workers)]:
                     future.result()
                 watched, workers = Watched(engine), engine.workers
                 report = setting.search(tasks, trials, watched, Path(folder))
@@ -224,9 +156,21 @@ def _played(setting: _Setting, tasks: Sequence[Task], candidates: int, sizes: Se
         if name.endswith(":sketches"):
             sketches = dict(zip([task.name for task in tasks], values, strict=True))
 
+    busy, playing = [0.0], [0.0]
+
     def seconds(job: Job) -> float:
+        begin = time.thread_time()
         times = taken[job.function]
-        return times[int(_share("time", job.payload) * len(times))]
+        took = times[int(_share("time", job.payload) * len(times))]
+        busy[0] += took
+        playing[0] += time.thread_time() - begin
+        return took
+
+    def given(job: Job) -> Any:
+        begin = time.thread_time()
+        value = answer(job)
+        playing[0] += time.thread_time() - begin
+        return value
 
     def answer(job: Job) -> Any:
         kind = job.function.rpartition(":")[2]
@@ -244,21 +188,21 @@ def _played(setting: _Setting, tasks: Sequence[Task], candidates: int, sizes: Se
     for size in sizes:
         wanted = candidates if size > 1 else max(len(tasks), candidates // 16)
         trials = -(-wanted // len(tasks))
-        cluster = PlayedCluster(size, seconds, answer)
-        with tempfile.TemporaryDirectory() as folder:
+        busy[0] = playing[0] = 0.0
+        with tempfile.TemporaryDirectory() as folder, played_engine(size, seconds, given) as cluster:
             before = time.process_time()
             report = setting.search(tasks, trials, cluster, Path(folder))
-            driver = time.process_time() - before - cluster.own_seconds
-        cluster.close()
+            # What the workers are played by is not the driver's.
+            driver = time.process_time() - before - playing[0]
         rows.append(
             {
                 "workers": size,
                 "candidates": report.new_trials,
                 "seconds": report.seconds,
-                "efficiency": cluster.busy / (size * report.seconds),
-                "busy_ms": 1e3 * cluster.busy / report.new_trials,
+                "efficiency": busy[0] / (size * report.seconds),
+                "busy_ms": 1e3 * busy[0] / report.new_trials,
                 "driver_ms": 1e3 * driver / report.new_trials,
-                "saturated_at": cluster.busy / driver,
+                "saturated_at": busy[0] / driver,
             }
         )
         print(rows[-1], flush=True)
@@ -281,18 +225,21 @@ def main() -> int:
     arguments = parser.parse_args()
     setting = _Setting(arguments.arch)
     tasks = _tasks(arguments.models, arguments.level, arguments.arch)
-    results: dict[str, Any] = {"stages": len(tasks)}
+    results: list[dict[str, Any]] = []
     words = [f"local:{count}" for count in arguments.local] + ([f"ray:{arguments.ray}"] if arguments.ray else [])
     if words:
-        rows = results["real"] = _real(setting, tasks, arguments.trials, words, arguments.repeats)
+        rows = _real(setting, tasks, arguments.trials, words, arguments.repeats)
+        results += [{"kind": "real", "stages": len(tasks), **row} for row in rows]
         columns = ["engine", "candidates", "seconds", "per_second", "ratio", "busy", "same"]
         print(format_table(columns, [[_shown(row[name]) for name in columns] for row in rows]))
     if arguments.played:
-        rows = results["played"] = _played(setting, tasks, arguments.candidates, arguments.played)
+        rows = _played(setting, tasks, arguments.candidates, arguments.played)
+        results += [{"kind": "played", "stages": len(tasks), **row} for row in rows]
         print(format_table(list(rows[0]), [[_shown(value) for value in row.values()] for row in rows]))
     if arguments.out:
-        save_results(arguments.out, "benchmarks.search_scaling", results)
-    return 0 if all(row["same"] for row in results.get("real", ())) else 1
+        kept = [row for row in kept_results(arguments.out) if row["kind"] not in {one["kind"] for one in results}]
+        save_results(arguments.out, "benchmarks.search_scaling", [*kept, *results])
+    return 0 if all(row.get("same", True) for row in results) else 1
 
 
 def _shown(value: Any) -> Any:

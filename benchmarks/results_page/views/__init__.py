@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.results_page.tables import Table
-from benchmarks.results_page.views import compiled, gpu, hfuse, papers, peers, predicted, proofs, recurrent
+from benchmarks.results_page.views import compiled, gpu, hfuse, papers, peers, predicted, proofs, recurrent, searching
 from benchmarks.results_page.views.typed import typed
 
 __all__ = ["VIEWS", "View"]
@@ -65,9 +65,13 @@ VIEWS = {
     "mutants-of-residence": View(proofs.mutants_of_residence, ("certificate",)),
     "mutants-of-teams": View(proofs.mutants_of_teams, ("certificate",)),
     "switches": View(proofs.switches, ("certificate", "code")),
+    # searches
+    "search-workers": View(searching.workers, ()),
+    "search-clusters": View(searching.played_clusters, ()),
     # beside others
     "host-speed": View(peers.host_speed, ("host",)),
     "calls": View(peers.calls, ("host",)),
+    "host-ratios": View(peers.host_ratios, ("host",)),
     "bench": View(peers.bench, ("host",)),
     "torch-models": View(peers.torch_models, ("host",)),
     "onnx-suite": View(peers.onnx_suite, ("operators",)),

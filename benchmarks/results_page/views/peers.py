@@ -8,7 +8,7 @@ from benchmarks.results_page.files import Record, Source
 from benchmarks.results_page.tables import Table, decimal, scientific, slashed, table
 from benchmarks.results_page.views.typed import typed
 
-__all__ = ["bench", "calls", "host_speed", "onnx_suite", "quantized", "torch_models"]
+__all__ = ["bench", "calls", "host_ratios", "host_speed", "onnx_suite", "quantized", "torch_models"]
 
 
 def host_speed(source: Source) -> Table:
@@ -42,6 +42,19 @@ def host_speed(source: Source) -> Table:
     )
     header = "model | batch | threads | largest error | compile s, first / second | file MB | peak MB | Souffle ms"
     return table(" | ".join([header, *(f"{name} ms | of {name}" for name in peers)]), rows)
+
+
+def host_ratios(source: Source) -> Table:
+    """The ratios of :func:`host_speed` alone: medians, in brackets of the best times; a row for each network."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for one in source.results:
+        peer = one.record("peers").record("ort")
+        ratio = f"{peer.number('ratio'):.2f} ({peer.number('ratio_of_best'):.2f})"
+        found.setdefault((str(one["model"]), str(one["batch"])), {})[str(one["threads"])] = ratio
+    threads = sorted({count for row in found.values() for count in row})
+    columns = (f"of ort, {count} thread{'s' if count != '1' else ''}" for count in threads)
+    rows = ([*key, *(row.get(count, "") for count in threads)] for key, row in found.items())
+    return table(" | ".join(["model | batch", *columns]), rows)
 
 
 def calls(source: Source) -> Table:
