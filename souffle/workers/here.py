@@ -46,10 +46,10 @@ class HerePool:
 
     def start(self, attempt: Attempt) -> None:
         """See :class:`souffle.workers.retrying.Pool`."""
-        request = attempt.request
+        request, label = attempt.request, attempt.job.label
         if not self._told and (request.seconds is not None or request.memory_mb is not None):
             self._told = True
-            _LOG.warning("%s has a limit of time or memory, which is not looked at in this process", attempt.label)
+            _LOG.warning("%s has a limit of time or memory, which is not looked at in this process", label)
         with self._lock:
             name = f"{socket.gethostname()}:{os.getpid()}"
             attempt.end(self._harness.run(request), name, name)

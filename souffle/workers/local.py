@@ -86,7 +86,7 @@ class LocalPool(LoopPool):
         self._workplace.put(key, data)
 
     def _accept(self, attempt: Attempt) -> None:
-        self._lanes[attempt.resource].accept(attempt)
+        self._lanes[attempt.job.resource].accept(attempt)
 
     def _pump(self) -> None:
         for lane in self._lanes.values():

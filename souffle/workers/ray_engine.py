@@ -8,6 +8,7 @@ limits that all engines have, and says why it ended.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import json
@@ -134,16 +135,15 @@ class RayPool(LoopPool):
             self._settled.set()
             lost(why)
 
-        super().open(tell)
-        try:
+        with contextlib.ExitStack() as unless_open:
+            unless_open.callback(self.close)
+            super().open(tell)
             if not self._settled.wait(_START_SECONDS):
                 said = "" if self.process is None else self.process.said
                 self._why_lost = f"{self._what} has not answered for {_START_SECONDS:g} s; it said\n{said}"
             if self._why_lost:
                 raise WorkersLostError(self._why_lost)
-        except BaseException:
-            self.close()
-            raise
+            unless_open.pop_all()
 
     def share(self, key: str, data: bytes) -> None:
         """See :class:`souffle.workers.retrying.Pool`."""
@@ -175,7 +175,7 @@ class RayPool(LoopPool):
         elif kind == "answer":
             number, answer, worker, place = content
             attempt = self._under_way.pop(number)
-            self._lanes[attempt.resource].under_way -= 1
+            self._lanes[attempt.job.resource].under_way -= 1
             attempt.end(Answer(*answer), worker, place)
         else:
             self._lose(*content)
@@ -193,7 +193,7 @@ class RayPool(LoopPool):
             self._under_way.clear()
 
     def _accept(self, attempt: Attempt) -> None:
-        self._lanes[attempt.resource].waiting.append(attempt)
+        self._lanes[attempt.job.resource].waiting.append(attempt)
 
     def _pump(self) -> None:
         if self._why_lost:
@@ -205,7 +205,7 @@ class RayPool(LoopPool):
                     number = next(self._numbers)
                     self._under_way[number] = attempt
                     lane.under_way += 1
-                    content = (number, tuple(attempt.request), attempt.resource, attempt.avoid)
+                    content = (number, tuple(attempt.request), attempt.job.resource, attempt.avoid)
                     self._wire.send(pickle.dumps(content, pickle.HIGHEST_PROTOCOL))
 
     def _end(self) -> None:

@@ -31,20 +31,20 @@ class Attempt:
 
     Attributes
     ----------
+    job : Job
     request : Request
-    label : str
-    resource : str
+        The job as it travels.
     avoid : str
         The place of the try before, where this one should not be made if there is another; empty for the first.
     """
 
-    __slots__ = ("_engine", "_future", "avoid", "check", "label", "number", "request", "resource")
+    __slots__ = ("_engine", "_future", "avoid", "check", "job", "number", "request")
 
     def __init__(
         self, engine: RetryingEngine, future: Future[Outcome], job: Job, request: Request, check: Check | None
     ) -> None:
         self._engine, self._future, self.check = engine, future, check
-        self.request, self.label, self.resource = request, job.label, job.resource
+        self.job, self.request = job, request
         self.avoid, self.number = "", 1
 
     @property
