@@ -286,7 +286,9 @@ def main() -> int:
         if "judgement" in result:
             judgement = result["judgement"]
             print(f"{'used' if judgement['use'] else 'not used'}: {judgement['reason']}")
-            print(format_table(list(judgement["curve"][0]), [list(row.values()) for row in judgement["curve"]]))
+            if judgement["curve"]:
+                points = [[round(value, 4) for value in point.values()] for point in judgement["curve"]]
+                print(format_table(list(judgement["curve"][0]), points))
     if options.out:
         save_results(options.out, "benchmarks.learned_ranking", results)
     return 0

@@ -6,6 +6,7 @@ import json
 import math
 import random
 import sys
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +32,7 @@ from souffle.tuning.learned.judge import FEWEST_RECORDS, FEWEST_WORKLOADS, rank_
 from souffle.tuning.sketches import spaces_of
 from souffle.tuning.space import sampled
 from souffle.tuning.store import origin_now
-from souffle.workers import engine_for
+from souffle.workers import Check, Job, Outcome, engine_for
 
 ARCH = "sm_90"
 TARGET = cuda_target(ARCH)
@@ -281,9 +282,12 @@ def test_a_log_teaches_what_was_measured_on_one_gpu(measured_log, tmp_path) -> N
         (tmp_path / ARCH / path.name).write_bytes(path.read_bytes())
     (tmp_path / ARCH / RECORDS).write_text("".join(random.Random(1).sample(lines, len(lines))))
     with engine_for("local:1") as engine:
-        samples, left_out = measured_samples(LogWriter(tmp_path, ARCH, TARGET).read(), DEVICE, GPU, engine)
+        shuffled = LogWriter(tmp_path, ARCH, TARGET).read()
+        samples, left_out = measured_samples(shuffled, DEVICE, GPU, engine)
+        some, without = measured_samples(shuffled, DEVICE, GPU, engine, most=15)
     with engine_for("here") as engine:
         ranker, judgement = learned_ranking(log, DEVICE, GPU, engine)
+        assert measured_samples(log, DEVICE, GPU, engine, most=15) == (some, without)
         assert measured_samples(log, DEVICE, "NVIDIA H200", engine) == ((), {})
         none, unknown = learned_ranking(log, DEVICE, "NVIDIA H200", engine)
     assert left_out == {"its recipe gives another text now": 6, "its schedule does not fit any more": 6}
@@ -298,15 +302,32 @@ def test_a_log_teaches_what_was_measured_on_one_gpu(measured_log, tmp_path) -> N
     rows = [features for features, *_ in known]
     assert rank_figures(ranker.scores(rows), np.array([seconds for *_, seconds in known])).correlation > 0.9
     np.testing.assert_array_equal(ranker.scores(rows), Ranker.trained(samples).scores(rows))
+    # Of each stage as many; a record more of some would be more than 15.
+    assert set(some) < set(samples) and len(some) + without.total() == 6 * 2
+    assert len({one.workload for one in some}) == 6
     assert none is None and not unknown.use and unknown.reason.startswith("no stages with")
 
 
-def test_a_worker_that_gives_nonsense_costs_its_records(measured_log, monkeypatch) -> None:
+class Liar:
+    """An engine whose workers all give the same, which is looked at as an engine does."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def share(self, data: bytes) -> str:
+        return "device"
+
+    def submit(self, job: Job, check: Check | None = None) -> Future[Outcome]:
+        done: Future[Outcome] = Future()
+        problem = check(self.value)
+        done.set_result(Outcome(failure=problem) if problem else Outcome(self.value))
+        return done
+
+
+def test_a_worker_that_gives_nonsense_costs_its_records(measured_log) -> None:
     log = LogWriter(measured_log[0], ARCH, TARGET).read()
     count = FEWEST_RECORDS + 2  # of a stage, in two jobs
     for value in ([[1.0] * len(FEATURES)] * (count + 1), [[1.0]] * count, ["fine", 3], None, {"problem": ""}):
-        monkeypatch.setattr("souffle.tuning.learned.samples.described", lambda payload, shared, value=value: value)
-        with engine_for("here") as engine:
-            samples, left_out = measured_samples(log, DEVICE, GPU, engine)
+        samples, left_out = measured_samples(log, DEVICE, GPU, Liar(value))
         assert samples == () and left_out.total() == 6 * count
         assert all("its worker gave" in reason for reason in left_out), left_out

@@ -29,7 +29,7 @@ from souffle.tuning.learned.samples import Sample
 
 __all__ = ["MISSING", "Ranker", "Table", "table_of", "xgboost_library"]
 
-MISSING = "xgboost is not installed: pip install 'souffle-dl[learned-ranking]'"
+MISSING = "xgboost is not installed: pip install 'souffle-dl[tune]'"
 """What to tell where it is."""
 
 _SHAPE = {"max_depth": 3, "eta": 0.1, "min_child_weight": 5}

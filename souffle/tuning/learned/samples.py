@@ -7,6 +7,7 @@ what it gives now, and is left out.
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,10 @@ from souffle.tuning.asking import Limits
 from souffle.tuning.learned.features import FEATURES, features_of
 from souffle.workers import Engine, Job, Outcome
 
-__all__ = ["Sample", "described", "measured_records", "measured_samples"]
+__all__ = ["MOST_RECORDS", "Sample", "described", "measured_records", "measured_samples"]
+
+MOST_RECORDS = 1024
+"""Of which features are made: some hundreds are enough (``benchmarks/learned_ranking.py``), and more take long."""
 
 _TOGETHER = 16
 """Records of one job: sent and decoded once for some, and lost together if a worker is."""
@@ -57,7 +61,7 @@ class Sample:
 
 
 def measured_samples(
-    log: TuningLog, device: CostDevice, measured_on: str, engine: Engine
+    log: TuningLog, device: CostDevice, measured_on: str, engine: Engine, *, most: int = MOST_RECORDS
 ) -> tuple[tuple[Sample, ...], Counter[str]]:
     """The samples of a log.
 
@@ -70,6 +74,8 @@ def measured_samples(
         The GPU, as records name it. Others' records say something else.
     engine : Engine
         Makes the features; closed by the caller.
+    most : int
+        How many records are looked at: where there are more, as many of each stage, whichever chance takes.
 
     Returns
     -------
@@ -80,7 +86,7 @@ def measured_samples(
     """
     setting = engine.share(pickle.dumps(device))
     waiting: list[tuple[str, Sequence[Record], Future[Outcome]]] = []
-    for digest, workload, records in measured_records(log, measured_on):
+    for digest, workload, records in _some(list(measured_records(log, measured_on)), most):
         for start in range(0, len(records), _TOGETHER):
             part = records[start : start + _TOGETHER]
             check = partial(_each_is_described, len(part))
@@ -107,6 +113,25 @@ def measured_records(log: TuningLog, measured_on: str) -> Iterator[tuple[str, Wo
         ]
         if records and log.table.decoded(workload) is not None:
             yield digest, workload, records
+
+
+def _some(
+    measured: list[tuple[str, Workload, list[Record]]], most: int
+) -> list[tuple[str, Workload, list[Record]]]:
+    """At most so many records, the same ones in whatever order the log has them."""
+    each = most
+    while each > 1 and sum(min(each, len(records)) for *_, records in measured) > most:
+        each -= 1
+    measured = sorted(measured, key=lambda one: _chance_of(one[0]))[:most]
+    return [(digest, workload, sorted(records, key=_drawn)[:each]) for digest, workload, records in measured]
+
+
+def _drawn(record: Record) -> tuple:
+    return (_chance_of(record.recipe.key), record.figures, record.origin.text)
+
+
+def _chance_of(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
 
 
 def _job(workload: Workload, records: Sequence[Record], setting: str) -> Job:
