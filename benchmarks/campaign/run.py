@@ -1,0 +1,185 @@
+"""Runs the cases of a campaign on an engine, keeps what comes of each as it ends, and says how far it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+from benchmarks.campaign.records import Record, RecordFile
+from souffle.cli.output import Progress
+from souffle.workers import Job, Outcome, WorkersLostError, engine_for
+from souffle.workers.cases import Asking, Cases
+
+__all__ = ["Death", "More", "NamedCase", "Workers", "death_of", "run_cases"]
+
+_SHOWN = {True: 0.5, False: 20.0}
+"""Seconds between two messages, in a terminal and elsewhere."""
+
+
+@dataclass(frozen=True)
+class More:
+    """What comes of a case that only says which cases there are."""
+
+    cases: Sequence[NamedCase]
+
+
+NamedCase = tuple[str, Asking[Record | More]]
+"""What a message calls it, and how it asks."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Who runs a campaign.
+
+    Attributes
+    ----------
+    on : str
+        As :func:`souffle.workers.engine_for` takes it.
+    cases_each : int, optional
+        After so many cases for each worker, new ones take their place: what a compiler leaves behind in memory adds up.
+    shared : sequence of bytes
+        What jobs name by :func:`souffle.workers.harness.key_of`.
+    """
+
+    on: str
+    cases_each: int | None = None
+    shared: Sequence[bytes] = ()
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a job has ended twice without an answer.
+
+    Attributes
+    ----------
+    kind : str
+        ``"timeout"`` or ``"crash"``.
+    reason : str
+        The same wherever it runs.
+    said : str
+        Where it was, or what its process said last.
+    """
+
+    kind: str
+    reason: str
+    said: str
+
+
+def death_of(job: Job, outcome: Outcome) -> Death | None:
+    """How a job has ended, if it gave no answer."""
+    if not outcome.failure:
+        return None
+    late = job.seconds is not None and outcome.seconds >= job.seconds
+    reason, _, said = outcome.failure.partition("\n")
+    # Whether it said anything depends on what else its process has done.
+    return Death("timeout" if late else "crash", reason.removesuffix("; it said"), said)
+
+
+def run_cases(
+    cases: Iterable[NamedCase],
+    records: RecordFile,
+    workers: Workers,
+    progress: Progress,
+    *,
+    noun: str,
+    total: int | None = None,
+    minutes: float | None = None,
+    failed: Callable[[Mapping[str, Any]], bool] = lambda record: False,
+) -> None:
+    """Run cases.
+
+    Parameters
+    ----------
+    cases : iterable
+        In the order in which they are begun; taken from as there is room for them.
+    records : RecordFile
+        What came of each is added as it ends.
+    workers : Workers
+    progress : Progress
+    noun : str
+        What cases are called, such as ``"networks"``.
+    total : int, optional
+        How many there will be.
+    minutes : float, optional
+        After so many none is begun any more.
+    failed : callable
+        Whether a record is of a failure, of which the progress says how many there are.
+
+    Raises
+    ------
+    OptionError
+        If there is no such engine.
+    WorkersLostError, KeyboardInterrupt
+        What was finished is kept.
+    """
+    line = _Line(progress, workers.on, noun, total, minutes)
+    waiting = line.while_there_is_time(cases)
+
+    def keep(results: Iterable[tuple[str, Record | More]]) -> None:
+        for _, result in results:
+            if isinstance(result, More):
+                running.add(result.cases)
+            else:
+                records.add(result)
+                line.count(engine.workers, failed=failed(result))
+
+    first = next(waiting, None)
+    while first is not None:
+        with engine_for(workers.on) as engine:
+            for data in workers.shared:
+                engine.share(data)
+            most = None if workers.cases_each is None else workers.cases_each * max(1, engine.workers) - 1
+            running = Cases(engine, chain([first], islice(waiting, most)), lambda: progress.interrupted)
+            line.show(engine.workers)
+            try:
+                keep(running)
+            except (KeyboardInterrupt, WorkersLostError):
+                keep(running.rest())
+                raise
+        first = next(waiting, None)
+
+
+class _Line:
+    """The line that says how far a campaign is."""
+
+    def __init__(self, progress: Progress, on: str, noun: str, total: int | None, minutes: float | None) -> None:
+        self._progress, self._on, self._noun, self._total = progress, on, noun, total
+        self._begin = time.monotonic()
+        self._end = None if minutes is None else self._begin + 60 * minutes
+        self._done = self._failed = 0
+        self._shown = 0.0
+
+    def while_there_is_time(self, cases: Iterable[NamedCase]) -> Iterator[NamedCase]:
+        for case in cases:
+            if self._end is not None and time.monotonic() > self._end:
+                return
+            yield case
+
+    def count(self, workers: int, *, failed: bool) -> None:
+        self._done += 1
+        self._failed += failed
+        if time.monotonic() > self._shown + _SHOWN[self._progress.live]:
+            self.show(workers)
+
+    def show(self, workers: int) -> None:
+        self._shown = time.monotonic()
+        took = self._shown - self._begin
+        words = [
+            f"{self._done}{'' if self._total is None else f' of {self._total}'} {self._noun}",
+            f"{workers} {'worker' if workers == 1 else 'workers'} ({self._on})",
+            f"{self._done / max(took, 1e-9):.2f} a second",
+            f"{self._failed} failed" if self._failed else "none failed",
+        ]
+        left = self._seconds_left(took)
+        if left is not None:
+            words.append(f"{int(left) // 60}:{int(left) % 60:02} left")
+        self._progress(", ".join(words))
+
+    def _seconds_left(self, took: float) -> float | None:
+        lefts = [] if self._end is None else [max(0.0, self._end - self._shown)]
+        if self._total is not None and self._done:
+            lefts.append((self._total - self._done) * took / self._done)
+        return min(lefts, default=None)
