@@ -9,23 +9,32 @@ Goes on where the file stops. Failures lie beside it as cases that ``python -m b
 from __future__ import annotations
 
 import argparse
-import sys
-import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from onnx import ModelProto
 
-from benchmarks.campaign import add_seed_options, append_record, read_records, seeds
-from benchmarks.fuzz.case import Case, write_case
-from benchmarks.fuzz.pool import Worker
+from benchmarks.campaign import (
+    Record,
+    RecordFile,
+    Workers,
+    add_seed_options,
+    add_worker_options,
+    count_of,
+    run_cases,
+    seeds,
+    where,
+)
+from benchmarks.fuzz.case import Case, case_data
 from benchmarks.fuzz.targets import FAILURES, SWITCHES, TARGETS
+from benchmarks.fuzz.trying import Limits, failures_of, try_case
 from souffle import models
+from souffle.cli.interruption import interruptible, run_process, status_of
+from souffle.cli.output import Progress
 from souffle.models import asr, crnn, dien, nmt, patterns, perceptron, recurrent, transformer, variational, word2vec
+from souffle.workers.cases import Asking
 
 __all__ = ["BUILDERS", "draw", "main"]
 
@@ -135,44 +144,58 @@ def draw(seed: int, only: tuple[str, ...] = ()) -> Case:
     return Case(model, models.random_inputs(model, seed), f"{name}: {config}")
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run; the exit status is 1 where anything failed."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.workload_sizes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_seed_options(parser, "case")
+    add_worker_options(parser)
     parser.add_argument("--models", nargs="+", default=[], choices=tuple(BUILDERS), help="default: all in turn")
     parser.add_argument("--targets", nargs="+", choices=_CUDA, help="default: one for each seed, in turn")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="for one case on one target")
     parser.add_argument("--checked", type=float, default=0.3, metavar="P", help="share run in checked mode, too")
     arguments = parser.parse_args(argv)
-    records = read_records(arguments.out)
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="souffle-workloads-") as folder, Worker(Path(folder) / "worker") as worker:
-        for seed in seeds(arguments.seeds, arguments.count, {record["seed"] for record in records}):
-            if arguments.minutes and time.monotonic() - began > 60 * arguments.minutes:
-                break
-            case = draw(seed, tuple(arguments.models))
-            path = Path(folder) / "case.json"
-            write_case(case, path)
-            # All workloads on one target, then all on the next.
-            targets = arguments.targets or [_CUDA[seed // len(arguments.models or BUILDERS) % len(_CUDA)]]
-            request = {"case": str(path), "seed": seed, "targets": targets, "checked": arguments.checked}
-            if arguments.out:
-                request["failures"] = str(arguments.out.with_name(arguments.out.name + ".failures"))
-            record = {"seed": seed, "note": case.note, **worker.run(request, arguments.timeout)}
-            records.append(record)
-            if arguments.out:
-                append_record(arguments.out, record)
-            for target, outcome in record["outcomes"].items():
-                if outcome["kind"] in (*FAILURES, "refused") or outcome.get("verdict") == "UNKNOWN":
-                    detail = outcome["detail"] or "; ".join(outcome["undecided"])
-                    print(f"{seed} {case.note}\n  {target}: {outcome['kind']}: {detail[:400]}", flush=True)
-    outcomes = [outcome for record in records for outcome in record["outcomes"].values()]
-    print(f"{len(records)} cases:", dict(Counter(outcome["kind"] for outcome in outcomes)))
-    print("certificates:", dict(Counter(outcome.get("verdict", "") for outcome in outcomes)))
+    progress = Progress()
+    return interruptible(lambda: status_of(lambda: _run(arguments, progress), progress), progress)
+
+
+def _run(arguments: argparse.Namespace, progress: Progress) -> int:
+    with RecordFile(arguments.out, lambda record: record["seed"]) as file:
+        try:
+            run_cases(
+                (
+                    (f"seed {seed}", _try(seed, arguments, progress))
+                    for seed in seeds(arguments.seeds, arguments.count, set(file.records))
+                ),
+                file,
+                Workers(where(arguments)),
+                progress,
+                noun="cases",
+                total=count_of(arguments.seeds, arguments.count, file.records),
+                minutes=arguments.minutes,
+            )
+        finally:
+            progress.done()
+            outcomes = [outcome for record in file.records.values() for outcome in record["outcomes"].values()]
+            print(f"{len(file.records)} cases:", dict(Counter(outcome["kind"] for outcome in outcomes)))
+            print("certificates:", dict(Counter(outcome.get("verdict", "") for outcome in outcomes)))
     return int(any(outcome["kind"] in FAILURES for outcome in outcomes))
 
 
+def _try(seed: int, arguments: argparse.Namespace, progress: Progress) -> Asking[Record]:
+    case = draw(seed, tuple(arguments.models))
+    # All workloads on one target, then all on the next.
+    targets = arguments.targets or [_CUDA[seed // len(arguments.models or BUILDERS) % len(_CUDA)]]
+    failures = None if arguments.out is None else failures_of(arguments.out)
+    limits = Limits(arguments.timeout, arguments.memory_mb, arguments.checked, failures)
+    record = yield from try_case(case_data(case), seed, targets, limits, f"seed {seed}")
+    for target, outcome in record["outcomes"].items():
+        if outcome["kind"] in (*FAILURES, "refused") or outcome.get("verdict") == "UNKNOWN":
+            detail = outcome["detail"] or "; ".join(outcome["undecided"])
+            progress.note(f"{seed} {case.note}\n  {target}: {outcome['kind']}: {detail[:400]}")
+    return {"seed": seed, "note": case.note, **record}
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process(main)

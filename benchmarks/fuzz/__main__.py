@@ -1,7 +1,8 @@
 """Random ONNX networks on every target, against ONNX Runtime.
 
-``python -m benchmarks.fuzz --count 500 --out build/fuzz.jsonl`` goes on where the file stops. Failures lie beside it,
-in ``FILE.failures/``, as text; ``--minimize`` makes each as small as it gets, and ``--case FILE`` runs one again.
+``python -m benchmarks.fuzz --count 500 --out build/fuzz.jsonl`` goes on where the file stops, in ``--workers 2``
+processes or wherever ``--on`` says. Failures lie beside it, in ``FILE.failures/``, as text; ``--minimize`` makes each
+as small as it gets, and ``--case FILE`` runs one again.
 """
 
 from __future__ import annotations
@@ -9,17 +10,37 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
-import threading
-import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from benchmarks.campaign import add_seed_options, append_record, read_records, seeds
+from benchmarks.campaign import (
+    NamedCase,
+    Record,
+    RecordFile,
+    Workers,
+    add_seed_options,
+    add_worker_options,
+    count_of,
+    read_records,
+    run_cases,
+    seeds,
+    where,
+)
 from benchmarks.fuzz.minimize import minimize_file
-from benchmarks.fuzz.pool import Worker
 from benchmarks.fuzz.report import report
 from benchmarks.fuzz.targets import FAILURES, FUSIONS, SWITCHES, TARGETS
+from benchmarks.fuzz.trying import Limits, failures_of, try_case, try_seed
+from souffle.cli.interruption import interruptible, run_process, status_of
+from souffle.cli.output import Progress
+from souffle.workers import engine_for
+from souffle.workers.cases import Cases
+
+__all__ = ["main"]
+
+_NETWORKS = 400
+"""For each worker, until another one takes its place."""
 
 _TURNS: dict[str, tuple[tuple[str, ...], ...]] = {
     "turns": tuple((name,) for name in TARGETS if name != "cpu"),
@@ -44,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         "precision without one thing that keeps tensors on chip, in turn; planners: all planners of patterns at a "
         "level, in turn (default: cpu turns)",
     )
-    parser.add_argument("--workers", type=int, default=1)
+    add_worker_options(parser)
     parser.add_argument("--timeout", type=float, default=90.0, metavar="S", help="for one network on one target")
     parser.add_argument("--checked", type=float, default=0.1, metavar="P", help="share run in checked mode, too")
     parser.add_argument("--without", nargs="+", default=[], metavar="OP", help="operators to leave out")
@@ -69,122 +90,96 @@ def _targets(names: list[str], seed: int) -> list[str]:
     return list(dict.fromkeys(chosen))
 
 
-class _Run:
-    """Workers that share the seeds and the file."""
-
-    def __init__(self, arguments: argparse.Namespace, records: list[dict]) -> None:
-        self.arguments, self.records = arguments, records
-        self.seeds = seeds(arguments.seeds, arguments.count, {record["seed"] for record in records})
-        self.began, self.before = time.monotonic(), len(records)
-        self.end = self.began + 60 * arguments.minutes if arguments.minutes else float("inf")
-        self.lock, self.stopped = threading.Lock(), False
-        self.workers: list[Worker] = []
-        settings = {"without": arguments.without, "only": arguments.only, "specials": arguments.specials}
-        settings |= {"large": arguments.large, "wide": arguments.wide}
-        settings |= {"zero_size": arguments.zero_size, "dtypes": arguments.dtypes, "most_nodes": arguments.nodes}
-        self.request = {"settings": {k: v for k, v in settings.items() if v}, "checked": arguments.checked}
-        for name in ("specials", "zero_size", "large", "wide"):
-            if settings[name] is not None:
-                self.request["settings"][name] = settings[name]
-        if arguments.out:
-            self.request["failures"] = str(_failures(arguments.out))
-
-    def work(self, folder: Path) -> None:
-        with Worker(folder) as worker:
-            self.workers.append(worker)
-            while not self.stopped and time.monotonic() < self.end:
-                with self.lock:
-                    seed = next(self.seeds, None)
-                if seed is None:
-                    return
-                request = {**self.request, "seed": seed, "targets": _targets(self.arguments.targets, seed)}
-                result = worker.run(request, self.arguments.timeout)
-                # A network that was interrupted is not finished.
-                if not self.stopped:
-                    self.keep({"seed": seed, **result})
-
-    def stop(self) -> None:
-        """End all workers."""
-        self.stopped = True
-        for worker in self.workers:
-            worker.cancel()
-
-    def keep(self, record: dict) -> None:
-        with self.lock:
-            self.records.append(record)
-            if self.arguments.out:
-                append_record(self.arguments.out, record)
-            count = len(self.records) - self.before
-            kinds = [o["kind"] for r in self.records for o in r["outcomes"].values()]
-            bad = ", ".join(f"{kinds.count(kind)} {kind}" for kind in FAILURES if kind in kinds) or "no failure"
-            rate = count / max(time.monotonic() - self.began, 1e-9)
-            line = f"{len(self.records)} networks, {len(kinds)} runs, {rate:.2f} networks/s, {bad}"
-            if sys.stderr.isatty():
-                print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-
-
-def _failures(out: Path) -> Path:
-    return out.with_name(out.name + ".failures")
-
-
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run; the exit status is 1 where anything failed."""
     arguments = _parser().parse_args(argv)
-    with tempfile.TemporaryDirectory(prefix="souffle-fuzz-") as folder:
-        if arguments.case:
-            return _cases(arguments, Path(folder))
-        if arguments.minimize:
-            return _minimize(arguments, Path(folder))
-        run = _Run(arguments, read_records(arguments.out))
-        if not arguments.report:
-            threads = [
-                threading.Thread(target=run.work, args=(Path(folder) / str(i),)) for i in range(arguments.workers)
-            ]
-            try:
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
-            except KeyboardInterrupt:
-                run.stop()
-                print("\nstopping; what is finished is kept", file=sys.stderr)
-                for thread in threads:
-                    thread.join()
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
-    print(report(run.records))
-    return int(any(o["kind"] in FAILURES for r in run.records for o in r["outcomes"].values()))
+    progress = Progress()
+    return interruptible(lambda: status_of(lambda: _run(arguments, progress), progress), progress)
 
 
-def _cases(arguments: argparse.Namespace, folder: Path) -> int:
-    failed = False
-    with Worker(folder) as worker:
+def _run(arguments: argparse.Namespace, progress: Progress) -> int:
+    if arguments.case:
+        return _cases(arguments, progress)
+    if arguments.minimize:
+        return _minimize(arguments, progress)
+    if arguments.report:
+        return _told(read_records(arguments.out))
+    with RecordFile(arguments.out, lambda record: record["seed"]) as file:
+        try:
+            run_cases(
+                _networks(arguments, file.records),
+                file,
+                Workers(where(arguments), _NETWORKS),
+                progress,
+                noun="networks",
+                total=count_of(arguments.seeds, arguments.count, file.records),
+                minutes=arguments.minutes,
+                failed=lambda record: _is_bad([record]),
+            )
+        finally:
+            progress.done()
+            status = _told([file.records[seed] for seed in sorted(file.records)])
+    return status
+
+
+def _told(records: list[Record]) -> int:
+    print(report(records))
+    return int(_is_bad(records))
+
+
+def _is_bad(records: Iterable[Mapping[str, Any]]) -> bool:
+    return any(outcome["kind"] in FAILURES for record in records for outcome in record["outcomes"].values())
+
+
+def _networks(arguments: argparse.Namespace, done: Mapping[int, Record]) -> Iterator[NamedCase]:
+    given = {name: getattr(arguments, name) for name in ("specials", "large", "wide", "zero_size")}
+    given |= {"without": arguments.without or None, "only": arguments.only or None}
+    given |= {"dtypes": arguments.dtypes, "most_nodes": arguments.nodes}
+    settings = {name: value for name, value in given.items() if value is not None}
+    limits = _limits(arguments)
+    for seed in seeds(arguments.seeds, arguments.count, set(done)):
+        yield f"seed {seed}", try_seed(seed, _targets(arguments.targets, seed), settings, limits)
+
+
+def _limits(arguments: argparse.Namespace) -> Limits:
+    failures = failures_of(arguments.out) if arguments.out and not arguments.case else None
+    return Limits(arguments.timeout, arguments.memory_mb, arguments.checked, failures)
+
+
+def _cases(arguments: argparse.Namespace, progress: Progress) -> int:
+    def cases() -> Iterator[NamedCase]:
         for path in arguments.case:
-            kept = json.loads(path.read_text()).get("target")
+            data = json.loads(path.read_text())
+            kept = data.get("target")
             targets = [kept] if kept and arguments.targets == ["cpu", "turns"] else _targets(arguments.targets, 3)
-            request = {"case": str(path), "targets": targets, "checked": arguments.checked}
-            result = worker.run(request, arguments.timeout)
-            for target, outcome in result["outcomes"].items():
+            yield path.name, try_case(data, 0, targets, _limits(arguments), path.name)
+
+    failed = False
+    with engine_for(where(arguments)) as engine:
+        for name, record in Cases(engine, cases(), lambda: progress.interrupted):
+            for target, outcome in record["outcomes"].items():
                 failed = failed or outcome["kind"] in FAILURES
                 facts = " ".join(x for x in (outcome.get("verdict", ""), outcome["detail"]) if x)
-                print(f"{path.name} {target}: {outcome['kind']} {facts}")
+                print(f"{name} {target}: {outcome['kind']} {facts}")
     return int(failed)
 
 
-def _minimize(arguments: argparse.Namespace, folder: Path) -> int:
+def _minimize(arguments: argparse.Namespace, progress: Progress) -> int:
     if arguments.out is None:
         print("--minimize needs the --out FILE whose failures it takes", file=sys.stderr)
         return 2
-    paths = sorted(_failures(arguments.out).glob("*.json"))
-    with Worker(folder) as worker:
+    paths = sorted(failures_of(arguments.out).glob("*.json"))
+    limits = Limits(arguments.timeout, arguments.memory_mb, checked=1.0)
+    with engine_for(where(arguments)) as engine:
         for path in paths:
             small = path.with_suffix(".min.json")
-            done = ".min" in path.suffixes or path.name.startswith("running-") or small.exists()
-            if done:
-                continue
-            print(f"{path.name}: {minimize_file(path, small, worker, arguments.timeout)}", flush=True)
+            if ".min" not in path.suffixes and not small.exists():
+                progress(f"making {path.name} small")
+                found = minimize_file(path, small, engine, limits)
+                progress.done()
+                print(f"{path.name}: {found}", flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process(main)

@@ -11,26 +11,28 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from benchmarks.fuzz.case import Case, read_case, write_case
+from benchmarks.fuzz.case import Case, case_data, case_of, write_case
 from benchmarks.fuzz.oracle import ORACLE_ERRORS, all_tensors
-from benchmarks.fuzz.pool import Worker
 from benchmarks.fuzz.targets import failure_class
+from benchmarks.fuzz.trying import Limits, try_case
+from souffle.workers import Engine
+from souffle.workers.cases import Cases
 
 __all__ = ["minimize", "minimize_file"]
 
 
-def minimize_file(path: Path, small: Path, worker: Worker, seconds: float, limit: float = 240.0) -> str:
+def minimize_file(path: Path, small: Path, engine: Engine, limits: Limits, limit: float = 240.0) -> str:
     """Make a saved failure small.
 
     Parameters
     ----------
     path : Path
-        As a worker wrote it.
+        As a campaign wrote it.
     small : Path
         Where the small one goes.
-    worker : Worker
-    seconds : float
-        For one trial.
+    engine : Engine
+    limits : Limits
+        Of one trial.
     limit : float
         Seconds in all.
 
@@ -41,27 +43,24 @@ def minimize_file(path: Path, small: Path, worker: Worker, seconds: float, limit
     """
     record = json.loads(path.read_text())
     target = record["target"]
-    trial_path = small.with_suffix(".trial")
-    wanted: list[str] = []
+    seed, wanted = int(path.name.split("-")[0]), []
 
     def fails(case: Case) -> bool:
-        write_case(case, trial_path)
-        request = {"case": str(trial_path), "targets": [target], "seed": int(path.name.split("-")[0]), "checked": 1.0}
-        outcome = worker.run(request, seconds)["outcomes"].get(target, {"kind": "none", "detail": ""})
+        trial = try_case(case_data(case), seed, [target], limits, path.name)
+        ((_, tried),) = Cases(engine, [("", trial)])
+        outcome = tried["outcomes"].get(target, {"kind": "none", "detail": ""})
         undecided = record["kind"] == "UNKNOWN" and outcome.get("verdict") == "UNKNOWN"
         seen = "UNKNOWN" if undecided else failure_class(target, outcome["kind"], outcome["detail"])
         if not wanted:
             wanted.append(seen)
         return seen == wanted[0]
 
-    case = read_case(path)
+    case = case_of(record)
     fails(case)
     if record["kind"] not in wanted[0].split(":")[0].split():
-        trial_path.unlink(missing_ok=True)
         return f"does not fail any more ({wanted[0]})"
     case = minimize(case, fails, limit)
     write_case(case, small, target=target, kind=record["kind"], detail=record["detail"])
-    trial_path.unlink(missing_ok=True)
     return f"{len(case.model.graph.node)} nodes: {' '.join(n.op_type for n in case.model.graph.node)} ({wanted[0]})"
 
 

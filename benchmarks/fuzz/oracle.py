@@ -36,6 +36,9 @@ ORACLE_ERRORS = (
 )
 """What ONNX Runtime raises for a model that it does not take."""
 
+_NO_MEMORY = ("bad_alloc", "Failed to allocate memory")
+"""What it says among them where there is no memory."""
+
 # fmt: off
 _MOVERS = frozenset((
     "Identity", "Dropout", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Tile", "Pad",
@@ -107,11 +110,23 @@ def run_oracle(
     inputs : mapping of str to array
     optimized : bool
         With its graph optimizations.
+
+    Raises
+    ------
+    One of ORACLE_ERRORS
+        If it does not take the model.
+    MemoryError
+        Which says nothing of the model.
     """
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), _options(optimized), providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, {i.name: inputs[i.name] for i in session.get_inputs()})
+    try:
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), _options(optimized), providers=["CPUExecutionProvider"]
+        )
+        return session.run(None, {i.name: inputs[i.name] for i in session.get_inputs()})
+    except ORACLE_ERRORS as error:
+        if any(words in str(error) for words in _NO_MEMORY):
+            raise MemoryError(str(error)) from error
+        raise
 
 
 def all_tensors(case: Case) -> dict[str, np.ndarray]:

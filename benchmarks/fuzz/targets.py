@@ -142,6 +142,8 @@ def run_target(case: Case, target: str, expected: Expectation, seed: int, *, che
         return Outcome("exception", f"CudaCompileError: {error}", seconds=time.monotonic() - began)
     except SouffleError as error:
         return Outcome("refused", f"{type(error).__name__}: {error}", seconds=time.monotonic() - began)
+    except MemoryError:
+        raise  # of the worker
     # What else a compiler may raise is what is looked for here.
     except Exception as error:
         return Outcome("exception", _raised(error), seconds=time.monotonic() - began)
@@ -165,6 +167,8 @@ def _run(network, case: Case, target: str, expected: Expectation, seed: int, che
         return "wrong", f"{type(error).__name__}: {error}"
     except SouffleError as error:
         return "exception", f"{type(error).__name__} at run time: {error}"
+    except MemoryError:
+        raise
     # As above.
     except Exception as error:
         return "exception", f"at run time: {_raised(error)}"

@@ -14,14 +14,15 @@ import pytest
 from onnx import helper
 
 import souffle
+from benchmarks.campaign import read_records, without_times
+from benchmarks.fuzz import oracle, trying
 from benchmarks.fuzz.__main__ import main
 from benchmarks.fuzz.case import Case, operators_of, read_case, write_case
 from benchmarks.fuzz.draft import Settings
 from benchmarks.fuzz.generate import generate
-from benchmarks.fuzz.minimize import minimize
-from benchmarks.fuzz.oracle import expect, judge
-from benchmarks.fuzz.pool import Worker
+from benchmarks.fuzz.oracle import ORACLE_ERRORS, expect, judge
 from benchmarks.fuzz.targets import FAILURES, failure_class, run_target
+from souffle.cli.interruption import INTERRUPTED
 
 CORPUS = sorted((Path(__file__).parent.parent / "corpus").glob("*.json"))
 ROOT = Path(__file__).parent.parent.parent
@@ -107,43 +108,104 @@ def _with_tanh_for_sigmoid(compile_model):
     return compile_wrong
 
 
-def test_a_planted_bug_is_found_and_made_small(monkeypatch):
-    monkeypatch.setattr(souffle, "compile", _with_tanh_for_sigmoid(souffle.compile))
-    settings = Settings(only=frozenset({"Tanh", "Add", "Mul", "Relu", "Transpose", "Reshape"}), specials=0.0)
-
-    def outcome_of(case):
-        return run_target(case, "cpu", expect(case), seed=1)
-
-    wrong = None
-    for seed in range(20):
-        case = generate(seed, settings).case
-        if len(case.model.graph.node) >= 5 and outcome_of(case).kind == "wrong":
-            wrong = case
-            break
-    small = minimize(wrong, lambda candidate: outcome_of(candidate).kind == "wrong", limit=60)
-    assert [node.op_type for node in small.model.graph.node] == ["Tanh"]
-    assert sum(array.size for array in small.inputs.values()) <= 1
+PLAIN = ["--targets", "cpu", "--specials", "0", "--dtypes", "float32"]
 
 
-def test_a_worker_outlives_what_it_runs(tmp_path):
-    with Worker(tmp_path) as worker:
-        result = worker.run({"seed": 3, "targets": ["nonsense", "cpu"]}, 60)
-        assert result["outcomes"]["nonsense"]["kind"] == "crash"
-        assert result["outcomes"]["cpu"]["kind"] == "right"
-        late = worker.run({"seed": 4, "targets": ["cpu"]}, 0.001)
-        assert "timeout" in str(late["outcomes"])
+def test_a_planted_bug_is_found_made_small_and_run_again(tmp_path, monkeypatch, capsys):
+    out, failures = tmp_path / "out.jsonl", tmp_path / "out.jsonl.failures"
+    options = ["--on", "here", "--out", str(out)]
+    recipes = ["--only", "Tanh", "Add", "Mul", "Relu", "Transpose", "Reshape"]
+    with monkeypatch.context() as patch:
+        patch.setattr(souffle, "compile", _with_tanh_for_sigmoid(souffle.compile))
+        assert main([*options, *PLAIN, *recipes, "--seeds", "7:10"]) == 1
+        wrong = {r["seed"]: o for r in read_records(out) for o in r["outcomes"].values() if o["kind"] == "wrong"}
+        assert wrong and {path.name for path in failures.iterdir()} == {o["file"] for o in wrong.values()}
+        whole = {path: len(read_case(path).model.graph.node) for path in failures.iterdir()}
+        assert max(whole.values()) >= 5
+        assert main([*options, "--minimize"]) == 0
+        for path in whole:
+            small = read_case(path.with_suffix(".min.json"))
+            assert [node.op_type for node in small.model.graph.node] == ["Tanh"]
+            assert sum(array.size for array in small.inputs.values()) <= 1
+        there = sorted(failures.iterdir())
+        assert main([*options, "--minimize"]) == 0 and sorted(failures.iterdir()) == there
+        cases = ["--on", "here", "--case", *map(str, there)]
+        capsys.readouterr()
+        assert main(cases) == 1
+        assert capsys.readouterr().out.count(" cpu: wrong value: ") == len(there)
+    assert main(cases) == 0
+    assert main(["--minimize"]) == 2
+
+
+def test_what_dies_names_its_target_and_is_kept(tmp_path, monkeypatch):
+    """Whoever runs it; what dies once is tried again."""
+    monkeypatch.setattr(trying, "WORK", "tests.benchmarks.deadly_work")
+    found = []
+    for workers in ("1", "2"):
+        out = tmp_path / f"{workers}.jsonl"
+        options = ["--workers", workers, "--timeout", "1.5", "--targets", "cpu", "V0", "V3", "V4", "mixed", "tf32"]
+        assert main(["--seeds", "0:2", "--out", str(out), *options]) == 1
+        found.append(without_times(read_records(out)))
+    (first, second), _ = found
+    assert found[0] == found[1]
+    lost = {"kind": "unsure", "detail": "crash of the oracle: its worker ended with signal SIGSEGV (it had 8192 MB)"}
+    assert second == {"seed": 1, "generate": {}, "outcomes": {"generate": lost}}
+    assert first["outcomes"] == {
+        "cpu": {"kind": "right", "detail": ""},
+        "V0": {
+            "kind": "crash",
+            "detail": "its worker ended with signal SIGABRT (it had 8192 MB)",
+            "file": "0-V0.json",
+        },
+        "V3": {"kind": "timeout", "detail": "took longer than 1.5 s", "file": "0-V3.json"},
+        "V4": {"kind": "right", "detail": "at the second try"},
+        "mixed": {"kind": "crash", "detail": "its worker gave 'nonsense' for an outcome", "file": "0-mixed.json"},
+        "tf32": {"kind": "crash", "detail": "needed more memory than its 8192 MB", "file": "0-tf32.json"},
+    }
+    for workers in ("1", "2"):
+        failures = tmp_path / f"{workers}.jsonl.failures"
+        assert {path.name for path in failures.iterdir()} == {f"0-{target}.json" for target in ("V0", "V3", "mixed", "tf32")}
+        kept = json.loads((failures / "0-V0.json").read_text())
+        assert (kept["target"], kept["kind"], kept["note"]) == ("V0", "crash", "played")
+        assert "Assertion failed" in kept["said"]
+        assert "in tried_case" in json.loads((failures / "0-V3.json").read_text())["said"]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ORACLE_ERRORS[0]("initialization: std::bad_alloc")])
+def test_memory_that_runs_out_says_nothing_of_a_network(monkeypatch, error):
+    def fail(*arguments, **options):
+        raise error
+
+    case = _tiny("Abs", np.ones(3, np.float32))
+    expected = expect(case)
+    if isinstance(error, MemoryError):
+        monkeypatch.setattr(souffle, "compile", fail)
+        with pytest.raises(MemoryError):
+            run_target(case, "cpu", expected, seed=1)
+    monkeypatch.setattr(oracle.onnxruntime, "InferenceSession", fail)
+    with pytest.raises(MemoryError):
+        expect(case)
+
+
+def test_all_workers_give_the_same(tmp_path):
+    found = []
+    for word in ("here", "local:1", "local:2"):
+        out = tmp_path / f"{word}.jsonl"
+        assert main(["--seeds", "40:43", *PLAIN, "--nodes", "3", "--on", word, "--out", str(out)]) == 0
+        found.append(without_times(read_records(out)))
+    assert found[0] == found[1] == found[2] and len(found[0]) == 3
 
 
 def test_a_run_goes_on_where_its_file_stops(tmp_path, capsys):
     out = tmp_path / "out.jsonl"
-    settings = ["--targets", "cpu", "--only", "Relu", "Add", "--specials", "0", "--dtypes", "float32"]
+    settings = [*PLAIN, "--only", "Relu", "Add", "--on", "here"]
     assert main(["--seeds", "0:2", "--out", str(out), *settings]) == 0
     with out.open("a") as file:
         file.write('{"seed": 2, "outc')
     out.write_text(out.read_text() + "\n")
     assert main(["--count", "2", "--out", str(out), *settings]) == 0
-    seeds = [json.loads(line)["seed"] for line in out.read_text().splitlines() if line.endswith("}")]
-    assert seeds == [0, 1, 2, 3]
+    assert [json.loads(line)["seed"] for line in out.read_text().splitlines()] == [0, 1, 2, 3]
+    assert main(["--report", "--out", str(out)]) == 0
     assert "4 networks" in capsys.readouterr().out
 
 
@@ -153,13 +215,13 @@ def test_an_interrupt_ends_a_run_and_keeps_its_file(tmp_path):
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         end = time.monotonic() + 120
-        while not out.exists() and time.monotonic() < end:
+        while not read_records(out) and time.monotonic() < end:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         printed, complaints = process.communicate(timeout=20)
     finally:
         process.kill()
-    assert "Traceback" not in complaints
+    assert "Traceback" not in complaints and process.returncode == INTERRUPTED
     assert f"{len(out.read_text().splitlines())} networks" in printed
 
 
