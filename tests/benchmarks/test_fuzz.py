@@ -164,7 +164,7 @@ def test_what_dies_names_its_target_and_is_kept(tmp_path, monkeypatch):
     }
     for workers in ("1", "2"):
         failures = tmp_path / f"{workers}.jsonl.failures"
-        assert {path.name for path in failures.iterdir()} == {f"0-{target}.json" for target in ("V0", "V3", "mixed", "tf32")}
+        assert [path.stem for path in sorted(failures.iterdir())] == ["0-V0", "0-V3", "0-mixed", "0-tf32"]
         kept = json.loads((failures / "0-V0.json").read_text())
         assert (kept["target"], kept["kind"], kept["note"]) == ("V0", "crash", "played")
         assert "Assertion failed" in kept["said"]

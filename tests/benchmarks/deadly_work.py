@@ -1,0 +1,42 @@
+"""What workers of campaigns do, some of which kills them. It stands alone, so that a process of it begins soon."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["made_case", "tried_case"]
+
+_Shared = Mapping[str, bytes]
+
+
+def made_case(payload: Mapping[str, Any], shared: _Shared) -> dict[str, Any]:
+    """A network of no nodes, for the fuzzer; the making of every second one kills its process."""
+    if payload["seed"] % 2:
+        ctypes.string_at(0)
+    facts = {"operators": {}, "refused": 0, "seconds": time.monotonic()}
+    return {"facts": facts, "case": {"note": "played", "inputs": {}, "model": {}}, "expected": {False: b"", True: b""}}
+
+
+def tried_case(payload: Mapping[str, Any], shared: _Shared) -> Any:
+    """What comes of it depends on the target."""
+    target = payload["target"]
+    if target == "V0":
+        os.write(2, b"Assertion failed\n")
+        os.abort()
+    if target == "V3":
+        time.sleep(60)
+    if target == "V4":
+        # In the folder of the owner, which all its workers have.
+        tried = Path(os.environ["TMPDIR"]).parent / "tried"
+        if not tried.exists():
+            tried.touch()
+            os._exit(1)
+        return {"kind": "right", "detail": "at the second try", "seconds": time.monotonic()}
+    if target == "tf32":
+        bytearray(10**11)
+    return "nonsense" if target == "mixed" else {"kind": "right", "detail": ""}
