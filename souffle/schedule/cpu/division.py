@@ -51,6 +51,9 @@ def _tasks(form: CpuContraction, tiling: CpuTiling, columns: list[int], runs: in
     """Cycles of each task, in their order."""
     each = -(-(form.height // tiling.rows) // runs) * tiling.rows
     rows = [each] * (runs - 1) + [form.height - each * (runs - 1)]
+    if form.panels is None:
+        # A thread packs all panels for few rows; those that lie ready are each read by few threads.
+        return [task_cycles(form, tiling, height, width) for height in rows for width in columns] * form.batches
     return [task_cycles(form, tiling, height, width) for width in columns for height in rows] * form.batches
 
 
