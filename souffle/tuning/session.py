@@ -24,7 +24,7 @@ from souffle.tuning.stage_search import BATCH, LearnedRanker, StageSearch
 from souffle.tuning.stage_work import packed_setting, packed_stage
 from souffle.tuning.store import LogWriter
 from souffle.tuning.tasks import Task
-from souffle.workers import Engine, Outcome
+from souffle.workers import Engine, Outcome, WorkersLostError
 
 __all__ = ["search"]
 
@@ -99,6 +99,8 @@ def search(
         running.finish()
     except KeyboardInterrupt:
         interrupted = True
+    except WorkersLostError as error:
+        raise WorkersLostError(f"{error}; what was found is in {writer.folder}, and the same command goes on") from error
     finally:
         writer.sort()
     return TuningReport(
