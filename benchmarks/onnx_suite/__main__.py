@@ -1,8 +1,9 @@
 """ONNX's own conformance suite of its operators, against Souffle.
 
-``python -m benchmarks.onnx_suite [--target cpu] [--level V4] [--only PATTERN] [--against ort] [--out FILE.json]``. With
-``--target cuda`` the emitted CUDA text runs on the CPU device. Processes run the cases: one that dies or takes too long
-is noted, and another goes on. With ``--out`` the same command goes on where it stopped. ``--record`` also writes what
+``python -m benchmarks.onnx_suite [--target cpu] [--level V4] [--only PATTERN] [--against ort] [--out FILE.jsonl]``.
+With ``--target cuda`` the emitted CUDA text runs on the CPU device. Workers run the cases, ``--jobs N`` processes or
+wherever ``--on`` says: one that dies or takes too long is noted, and another goes on. With ``--out`` the same command
+goes on where it stopped. ``--record`` also writes what
 became of each operator to docs/results/onnx_suite.json, and docs/operators.md from it; with ``--only``, of those
 operators all of whose cases were run. ``--sample N --seed S`` takes N cases by chance. Outcomes:
 
@@ -23,20 +24,27 @@ from __future__ import annotations
 import argparse
 import random
 import re
-import sys
-import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
-from benchmarks.onnx_suite.cases import KINDS
+from onnx.backend.test.case.test_case import TestCase
+
+from benchmarks.campaign import NamedCase, Record, Workers, add_worker_options, death_of, run_cases, where
+from benchmarks.onnx_suite.cases import KINDS, case_data, model_and_data, subject_of, suite_cases
 from benchmarks.onnx_suite.operators_page import record_part, record_run, write_page
-from benchmarks.onnx_suite.outcomes import BAD, OUTCOMES, Job
-from benchmarks.onnx_suite.results import SuiteResults, summary
-from benchmarks.onnx_suite.serving import serve
-from benchmarks.onnx_suite.worker import SuiteWorker
+from benchmarks.onnx_suite.outcomes import BAD, OUTCOMES, CaseResult
+from benchmarks.onnx_suite.results import result_file, results_in, summary
+from souffle.cli.interruption import interruptible, run_process, status_of
+from souffle.cli.output import Progress
+from souffle.workers import Job
+from souffle.workers.cases import Asking
+
+__all__ = ["WORK", "main"]
+
+WORK = "benchmarks.onnx_suite.work"
+"""The module of what workers do."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,20 +52,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.record and arguments.sample:
         raise SystemExit("--record is for all cases, or all of some operators: leave --sample out")
+    progress = Progress()
+    return interruptible(lambda: status_of(lambda: _run(arguments, progress), progress), progress)
+
+
+def _run(arguments: argparse.Namespace, progress: Progress) -> int:
     setting = {"device": "CUDA" if arguments.target == "cuda" else "CPU", "level": arguments.level}
-    results = SuiteResults(arguments.out, setting, arguments.again)
-    engines = {"souffle": (arguments.jobs, setting)} | ({"ort": (1, {})} if arguments.against else {})
-    for engine, (jobs, options) in engines.items():
-        job = Job(engine, tuple(arguments.kinds), options, arguments.limit)
-        first = SuiteWorker(job, serve)
-        subjects, absent = first.subjects, first.absent
-        wanted = [name for name in subjects if re.search(arguments.only, name)]
-        if arguments.sample:
-            chosen = set(random.Random(arguments.seed).sample(wanted, min(arguments.sample, len(wanted))))
-            wanted = [name for name in wanted if name in chosen]
-        _run(job, first, wanted, results, jobs)
-    done = {engine: {name: results.of[engine][name] for name in wanted} for engine in engines}
-    print(summary(done, subjects, refusals=arguments.refusals))
+    engines = {"souffle": setting} | ({"ort": {}} if arguments.against else {})
+    with result_file(arguments.out, setting, arguments.again) as file:
+        progress("making the cases")
+        cases, absent = suite_cases(arguments.kinds)
+        wanted = _wanted(arguments, cases)
+        left = [(engine, name) for engine in engines for name in wanted if (engine, name) not in file.records]
+        subjects = {name: subject_of(name, cases, model_and_data(case)[0]) for name, case in cases.items()}
+        try:
+            run_cases(
+                _asking(left, cases, engines, arguments, progress),
+                file,
+                Workers(where(arguments)),
+                progress,
+                noun="cases",
+                total=len(left),
+                failed=lambda record: record["engine"] == "souffle" and record["outcome"] in BAD,
+            )
+        finally:
+            progress.done()
+            done = results_in(file.records, engines, wanted)
+            print(summary(done, subjects, refusals=arguments.refusals))
     if absent:
         print(f"{absent} cases are left out: the onnx package that is installed names them and does not hold them.")
     if arguments.record and (arguments.only or set(arguments.kinds) != set(KINDS)):
@@ -69,6 +90,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(result.outcome in BAD for result in done["souffle"].values()))
 
 
+def _wanted(arguments: argparse.Namespace, names: Collection[str]) -> list[str]:
+    wanted = [name for name in names if re.search(arguments.only, name)]
+    if arguments.sample:
+        chosen = set(random.Random(arguments.seed).sample(wanted, min(arguments.sample, len(wanted))))
+        wanted = [name for name in wanted if name in chosen]
+    return wanted
+
+
+def _asking(
+    left: Sequence[tuple[str, str]],
+    cases: Mapping[str, TestCase],
+    engines: Mapping[str, Mapping[str, Any]],
+    arguments: argparse.Namespace,
+    progress: Progress,
+) -> Iterator[NamedCase]:
+    """The cases that have no result yet."""
+    for engine, name in left:
+        payload = {"case": case_data(cases[name]), "engine": engine, "options": dict(engines[engine])}
+        limits = {"seconds": arguments.limit, "memory_mb": arguments.memory_mb}
+        yield name, _ask(engine, name, Job(f"{WORK}:run", payload, f"{name} by {engine}", **limits), progress)
+
+
+def _ask(engine: str, name: str, job: Job, progress: Progress) -> Asking[Record]:
+    (answer,) = yield [(job, _lacks_outcome)]
+    death = death_of(job, answer)
+    found = answer.value if death is None else asdict(CaseResult(name, death.kind, death.reason))
+    if engine == "souffle" and found["outcome"] in BAD:
+        said = f"; {death.said[-300:]}" if death is not None and death.said else ""
+        progress.note(f"{found['outcome']}: {name}: {found['message'][:200]}{said}")
+    return {"engine": engine, **found}
+
+
+def _lacks_outcome(value: Any) -> str:
+    whole = isinstance(value, Mapping) and value.get("outcome") in OUTCOMES
+    return "" if whole else f"its worker gave {str(value)[:80]!r} for an outcome"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="cpu", choices=["cpu", "cuda"])
@@ -78,48 +136,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sample", type=int, help="only that many of the cases, by chance")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for a case")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    add_worker_options(parser, "--jobs")
     parser.add_argument("--against", choices=["ort"], help="also run the cases by ONNX Runtime")
     parser.add_argument("--refusals", action="store_true", help="list what is refused, too")
     parser.add_argument("--again", nargs="*", default=[], choices=OUTCOMES, help="outcomes in --out to run again")
-    parser.add_argument("--out", type=Path, help="JSON; goes on where it stopped")
+    parser.add_argument("--out", type=Path, help="a line of JSON for each case; goes on where it stopped")
     parser.add_argument("--record", action="store_true", help="write onnx_suite.json and operators.md in docs")
     return parser
 
 
-def _run(job: Job, first: SuiteWorker, wanted: Sequence[str], results: SuiteResults, jobs: int) -> None:
-    """Run those cases that have no result yet."""
-    found = results.of.setdefault(job.engine, {})
-    waiting: SimpleQueue[str] = SimpleQueue()
-    left = [name for name in wanted if name not in found]
-    for name in left:
-        waiting.put(name)
-    written = [time.monotonic()]
-
-    def work(number: int) -> None:
-        worker = first if number == 0 else SuiteWorker(job, serve)
-        try:
-            while True:
-                name = waiting.get_nowait()
-                _tell(worker, name, found, len(wanted), job.engine)
-                if number == 0 and time.monotonic() - written[0] > 2:
-                    results.save()
-                    written[0] = time.monotonic()
-        except Empty:
-            worker.close()
-
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(work, range(max(1, min(jobs, len(left))))))
-    results.save()
-
-
-def _tell(worker: SuiteWorker, name: str, found: dict[str, Any], count: int, engine: str) -> None:
-    found[name] = worker.run(name)
-    if sys.stderr.isatty():
-        print(f"\r{engine} {len(found)}/{count} {name[:60]:60}", end="", file=sys.stderr, flush=True)
-    if found[name].outcome in BAD and engine == "souffle":
-        print(f"{found[name].outcome}: {name}: {found[name].message[:200]}", file=sys.stderr, flush=True)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from onnx.backend.test.runner import Runner
 
 from benchmarks.onnx_suite.outcomes import Subject
 
-__all__ = ["KINDS", "SEVERAL", "DataSet", "model_and_data", "subject_of", "suite_cases"]
+__all__ = ["KINDS", "SEVERAL", "DataSet", "case_data", "case_of", "model_and_data", "subject_of", "suite_cases"]
 
 KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted", "light")
 SEVERAL = "several operators"
@@ -91,6 +92,26 @@ def _dummy_data(model: onnx.ModelProto, path: Path) -> DataSet:
     inputs = [Runner.generate_dummy_data(info) for info in model.graph.input if info.name not in weights]
     stored = [path.with_name(f"{path.stem}_output_{k}.pb") for k in range(len(model.graph.output))]
     return inputs, [_read(file, info) for file, info in zip(stored, model.graph.output, strict=True)]
+
+
+def case_data(case: TestCase) -> dict[str, Any]:
+    """A case as plain data, with its model and its data sets, for who may have another onnx package or none."""
+    model, sets = model_and_data(case)
+    return {
+        "name": case.name,
+        "kind": case.kind,
+        "rtol": case.rtol,
+        "atol": case.atol,
+        "model": model.SerializeToString(),
+        "sets": pickle.dumps(sets, pickle.HIGHEST_PROTOCOL),
+    }
+
+
+def case_of(data: Mapping[str, Any]) -> TestCase:
+    """A case from what :func:`case_data` gave."""
+    model = onnx.ModelProto.FromString(data["model"])
+    name, sets = data["name"], pickle.loads(data["sets"])
+    return TestCase(name, name, None, None, model, sets, data["kind"], data["rtol"], data["atol"])
 
 
 def subject_of(name: str, cases: Mapping[str, TestCase], model: onnx.ModelProto) -> Subject:

@@ -71,6 +71,8 @@ def _souffle(
         return {"outcome": "refused", "message": str(error), **_kind(error.__cause__)}
     except ModelError as error:
         return {"outcome": "refused", "message": str(error), **_kind(error)}
+    except MemoryError:
+        raise  # of the worker
     except Exception as error:  # whatever else comes out of the compiler is what is looked for
         return {"outcome": "exception", "message": _words(error), **about}
     return {"outcome": "constants" if network.constants else "passed", **about}

@@ -1,12 +1,10 @@
-"""What is said of a case: what it is about, and what became of it. Needs nothing, so that processes begin soon."""
+"""What is said of a case: what it is about, and what became of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-__all__ = ["BAD", "OUTCOMES", "PASSED", "CaseResult", "Job", "Subject"]
+__all__ = ["BAD", "OUTCOMES", "PASSED", "CaseResult", "Subject"]
 
 PASSED = ("passed", "constants")
 BAD = ("wrong", "exception", "crash", "timeout")
@@ -66,24 +64,3 @@ class CaseResult:
     folded: bool = False
     extern: tuple[str, ...] = ()
     certificate: str = ""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a worker does.
-
-    Attributes
-    ----------
-    engine : str
-    kinds : tuple of str
-        Of the cases (:data:`benchmarks.onnx_suite.cases.KINDS`).
-    options : mapping
-        Of the engine.
-    limit : float
-        Seconds for a case.
-    """
-
-    engine: str
-    kinds: tuple[str, ...]
-    options: Mapping[str, Any]
-    limit: float

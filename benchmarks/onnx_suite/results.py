@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.campaign import Record, RecordFile
 from benchmarks.onnx_suite.cases import KINDS
 from benchmarks.onnx_suite.outcomes import BAD, OUTCOMES, PASSED, CaseResult, Subject
-from benchmarks.record import write_json
 from souffle.cli.output import format_table
 from souffle.errors import Refusal
 
-__all__ = ["WORDS", "SuiteResults", "by_operator", "summary", "totals"]
+__all__ = ["WORDS", "by_operator", "result_file", "results_in", "summary", "totals"]
 
 WORDS = {"constants": "passed with parameters as constants"}
 """Outcomes whose names are not what people say."""
 
 
-class SuiteResults:
+def result_file(path: Path | None, setting: Mapping[str, Any], again: Sequence[str] = ()) -> RecordFile:
     """The results of the engines, in a file where one is given.
 
     Parameters
@@ -34,28 +32,25 @@ class SuiteResults:
     again : sequence of str
         Outcomes that are forgotten, so that these cases run again.
     """
-
-    def __init__(self, path: Path | None, setting: Mapping[str, Any], again: Sequence[str] = ()) -> None:
-        self._path, self._setting = path, dict(setting)
-        self.of: dict[str, dict[str, CaseResult]] = {}
-        if path is None or not path.exists():
-            return
-        stored = json.loads(path.read_text())
-        if stored["setting"] != self._setting:
-            raise SystemExit(f"{path} holds results of {stored['setting']}, and not of {setting}; give another --out")
-        for engine, entries in stored["results"].items():
-            results = {entry["name"]: _result(entry) for entry in entries if entry["outcome"] not in again}
-            self.of[engine] = results
-
-    def save(self) -> None:
-        """Write the file."""
-        if self._path is not None:
-            results = {engine: [asdict(result) for result in list(found.values())] for engine, found in self.of.items()}
-            write_json(self._path, {"setting": self._setting, "results": results})
+    file = RecordFile(path, lambda record: (record["engine"], record["name"]), setting)
+    file.forget(lambda record: record["outcome"] in again)
+    return file
 
 
-def _result(entry: Mapping[str, Any]) -> CaseResult:
-    return CaseResult(**{**entry, "constants": tuple(entry["constants"]), "extern": tuple(entry["extern"])})
+def results_in(
+    records: Mapping[tuple[str, str], Record], engines: Iterable[str], names: Sequence[str]
+) -> dict[str, dict[str, CaseResult]]:
+    """By engine and name, in the order of the names, those that there are."""
+    return {
+        engine: {name: _result(records[engine, name]) for name in names if (engine, name) in records}
+        for engine in engines
+    }
+
+
+def _result(record: Record) -> CaseResult:
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
+    del fields["engine"]
+    return CaseResult(**fields)
 
 
 def summary(results: Mapping[str, Mapping[str, CaseResult]], subjects: Mapping[str, Subject], *, refusals: bool) -> str:

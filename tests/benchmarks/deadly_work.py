@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["made_case", "tried_case"]
+__all__ = ["made_case", "run", "tried_case"]
 
 _Shared = Mapping[str, bytes]
 
@@ -26,17 +26,39 @@ def tried_case(payload: Mapping[str, Any], shared: _Shared) -> Any:
     """What comes of it depends on the target."""
     target = payload["target"]
     if target == "V0":
-        os.write(2, b"Assertion failed\n")
-        os.abort()
+        _abort()
     if target == "V3":
         time.sleep(60)
     if target == "V4":
-        # In the folder of the owner, which all its workers have.
-        tried = Path(os.environ["TMPDIR"]).parent / "tried"
-        if not tried.exists():
-            tried.touch()
-            os._exit(1)
+        _die_once()
         return {"kind": "right", "detail": "at the second try", "seconds": time.monotonic()}
     if target == "tf32":
         bytearray(10**11)
     return "nonsense" if target == "mixed" else {"kind": "right", "detail": ""}
+
+
+def run(payload: Mapping[str, Any], shared: _Shared) -> Any:
+    """What becomes of a case of ONNX's suite."""
+    name = payload["case"]["name"].removeprefix("test_")
+    if name == "shrink":
+        _abort()
+    if name == "sequence_model1":
+        time.sleep(60)
+    result = {"name": name, "outcome": "passed", "message": "", "seconds": time.monotonic()}
+    if name.endswith("empty_output"):
+        _die_once()
+        return {**result, "message": "at the second try"}
+    return "nonsense" if name == "sign_model" else result
+
+
+def _abort() -> None:
+    os.write(2, b"Assertion failed\n")
+    os.abort()
+
+
+def _die_once() -> None:
+    # In the folder of the owner, which all its workers have.
+    tried = Path(os.environ["TMPDIR"]).parent / "tried"
+    if not tried.exists():
+        tried.touch()
+        os._exit(1)
