@@ -67,6 +67,11 @@ def nothing(features: np.ndarray) -> np.ndarray:
     return np.ones(len(features))
 
 
+def slower_half(features: np.ndarray) -> np.ndarray:
+    features[:, RESIDENT] = features[:, PREDICTED] > np.median(features[:, PREDICTED])
+    return np.exp(6 * features[:, RESIDENT] * features[:, CHAIN])
+
+
 def test_a_known_function_is_learnt_whatever_the_order_of_the_log() -> None:
     samples = made(8, 24)
     judgement = judge(samples)
@@ -127,6 +132,18 @@ def test_what_is_no_better_than_the_cost_model_is_not_used() -> None:
         for one in made(8, 24, wrong=nothing)
     ]
     assert not judge(mixed).use
+    # One stage of six speaks against what the others teach.
+    against = [
+        replace(one, seconds=one.seconds * math.exp((-2 if one.workload == "stage0" else 2) * one.features[CHAIN]))
+        for one in made(6, 20, wrong=nothing)
+    ]
+    judgement = judge(against)
+    assert judgement.learned.correlation > judgement.predicted.correlation
+    assert not judgement.use and "may be chance" in judgement.reason
+    # It is wrong of the slower half alone, so that what is learnt orders all better and the best ones worse.
+    judgement = judge(made(8, 24, seed=1, wrong=slower_half, noise=1e-3))
+    assert judgement.learned.correlation > judgement.predicted.correlation and judgement.chance < 0.01
+    assert not judgement.use and "of the best candidates, that 100%" in judgement.reason
     # All candidates look alike but for their predicted time.
     alike = [replace(one, features=(one.features[0], *(0.5 for _ in FEATURES[1:]))) for one in made(8, 24)]
     judgement = judge(alike)
