@@ -39,7 +39,7 @@ _OPTIONAL = (
     ("PyTorch", "torch", "torch", "learn", "souffle learn, fusion=learned, and peers in souffle bench"),
     ("HiGHS", "highspy", "highspy", "stitching", "the planner stitching-ilp"),
     ("Ray", "ray", "ray", "cluster", "souffle tune --on ray: searches on many machines"),
-    ("xgboost", "xgboost", "xgboost", "tune", "souffle tune ranks candidates by what measured records teach"),
+    ("xgboost", "xgboost", "xgboost-cpu", "tune", "souffle tune ranks candidates by what measured records teach"),
     ("tree-sitter", "tree_sitter_cuda", "tree-sitter-cuda", "hfuse", "souffle hfuse reads CUDA files"),
 )
 """What people call it, its module and package, the extra that installs it, and what it brings."""

@@ -100,7 +100,8 @@ def search(
     except KeyboardInterrupt:
         interrupted = True
     except WorkersLostError as error:
-        raise WorkersLostError(f"{error}; what was found is in {writer.folder}, and the same command goes on") from error
+        kept = f"what was found is in {writer.folder}, and the same command goes on"
+        raise WorkersLostError(f"{error}; {kept}") from error
     finally:
         writer.sort()
     return TuningReport(
