@@ -102,7 +102,7 @@ def run_cases(
     noun : str
         What cases are called, such as ``"networks"``.
     total : int, optional
-        How many there will be.
+        How many there will be, without those that cases say there are more of.
     minutes : float, optional
         After so many none is begun any more.
     failed : callable
@@ -121,6 +121,7 @@ def run_cases(
     def keep(results: Iterable[tuple[str, Record | More]]) -> None:
         for _, result in results:
             if isinstance(result, More):
+                line.expect(len(result.cases))
                 running.add(result.cases)
             else:
                 records.add(result)
@@ -158,6 +159,10 @@ class _Line:
                 return
             yield case
 
+    def expect(self, more: int) -> None:
+        if self._total is not None:
+            self._total += more
+
     def count(self, workers: int, *, failed: bool) -> None:
         self._done += 1
         self._failed += failed
@@ -168,7 +173,7 @@ class _Line:
         self._shown = time.monotonic()
         took = self._shown - self._begin
         words = [
-            f"{self._done}{'' if self._total is None else f' of {self._total}'} {self._noun}",
+            f"{self._done}{f' of {self._total}' if self._total else ''} {self._noun}",
             f"{workers} {'worker' if workers == 1 else 'workers'} ({self._on})",
             f"{self._done / max(took, 1e-9):.2f} a second",
             f"{self._failed} failed" if self._failed else "none failed",

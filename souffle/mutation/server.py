@@ -22,7 +22,8 @@ from souffle.mutation.sandbox import LENGTH, Job, Outcome, receive, run_job, sen
 __all__ = ["serve"]
 
 
-def _in_child(job: Job, folder: Path, timeout: float) -> Outcome:
+def _in_child(job: Job, folder: Path, timeout: float, owner: int) -> Outcome:
+    """Run a job in a fork; EOFError if the owner, who asks for one after the other, ends meanwhile."""
     source, sink = os.pipe()
     child = os.fork()
     if child == 0:
@@ -42,7 +43,9 @@ def _in_child(job: Job, folder: Path, timeout: float) -> Outcome:
     try:
         with os.fdopen(source, "rb", buffering=0) as stream:
             while True:
-                ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
+                ready, _, _ = select.select([stream, owner], [], [], max(0.0, deadline - time.monotonic()))
+                if owner in ready:
+                    raise EOFError
                 part = stream.read(1 << 20) if ready else None
                 if not part:
                     break
@@ -63,7 +66,7 @@ def _in_child(job: Job, folder: Path, timeout: float) -> Outcome:
 
 
 def serve() -> None:
-    """Answer jobs until there are no more, or a signal ends this process and its job."""
+    """Answer jobs until there are no more; the end of who asks, or a signal, ends this process and its job."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a mutant prints
@@ -72,9 +75,9 @@ def serve() -> None:
         while True:
             try:
                 job, timeout = receive(source)
-            except EOFError:
+                send(sink, _in_child(job, folder, timeout, source.fileno()))
+            except (EOFError, BrokenPipeError):
                 return
-            send(sink, _in_child(job, folder, timeout))
             for path in folder.iterdir():
                 if path.is_file() and not path.name.startswith(SHARED_STEMS):
                     path.unlink()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["made_case", "run", "tried_case"]
+__all__ = ["made_case", "run", "sampled", "tried", "tried_case"]
 
 _Shared = Mapping[str, bytes]
 
@@ -49,6 +49,29 @@ def run(payload: Mapping[str, Any], shared: _Shared) -> Any:
         _die_once()
         return {**result, "message": "at the second try"}
     return "nonsense" if name == "sign_model" else result
+
+
+def sampled(payload: Mapping[str, Any], shared: _Shared) -> dict[str, Any]:
+    """Mutations of a network; of one at V0, its worker dies."""
+    if payload["network"]["options"]["level"] == "V0":
+        _abort()
+    words = {"kind": "index", "action": "off by one", "kernel": "k", "stage": "s", "what": "off", "text": "a[i]"}
+    return {"possible": 9, "mutations": [{**words, "number": number} for number in (2, 0, 1, 3)]}
+
+
+def tried(payload: Mapping[str, Any], shared: _Shared) -> dict[str, Any]:
+    """What is said of a mutant."""
+    assert set(shared) == {payload["network"]["model"]}
+    number = payload["mutation"]["number"]
+    if number == 1:
+        _abort()
+    if number == 2:
+        time.sleep(60)
+    if number == 3:
+        _die_once()
+    words = {"verdict": "REFUTED", "rules": (), "reason": "", "outcome": "same", "checked": "", "checked_detail": ""}
+    detail = "at the second try" if number == 3 else "tried"
+    return {"mutation": payload["mutation"], **words, "detail": detail, "seconds": time.monotonic()}
 
 
 def _abort() -> None:

@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> int:
             Workers(where(arguments), arguments.each, [SHARED]),
             progress,
             noun="cases",
-            total=count_of(arguments.seeds, arguments.count, file.records),
+            total=0 if arguments.more else count_of(arguments.seeds, arguments.count, file.records),
             minutes=arguments.minutes,
             failed=lambda record: record["kind"] != "right",
         )
