@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Any
 
 from benchmarks.campaign.records import Record, RecordFile
 from souffle.cli.output import Progress
+from souffle.cli.rate_line import RateLine
 from souffle.workers import Job, Outcome, WorkersLostError, engine_for
 from souffle.workers.cases import Asking, Cases
 
 __all__ = ["Death", "More", "NamedCase", "Workers", "death_of", "run_cases"]
-
-_SHOWN = {True: 0.5, False: 20.0}
-"""Seconds between two messages, in a terminal and elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +112,8 @@ def run_cases(
     WorkersLostError, KeyboardInterrupt
         What was finished is kept.
     """
-    line = _Line(progress, workers.on, noun, total, minutes)
-    waiting = line.while_there_is_time(cases)
+    line = RateLine(progress, noun, workers.on, total, None if minutes is None else 60 * minutes)
+    waiting = takewhile(lambda case: not line.time_is_up, cases)
 
     def keep(results: Iterable[tuple[str, Record | More]]) -> None:
         for _, result in results:
@@ -141,50 +138,3 @@ def run_cases(
                 keep(running.rest())
                 raise
         first = next(waiting, None)
-
-
-class _Line:
-    """The line that says how far a campaign is."""
-
-    def __init__(self, progress: Progress, on: str, noun: str, total: int | None, minutes: float | None) -> None:
-        self._progress, self._on, self._noun, self._total = progress, on, noun, total
-        self._begin = time.monotonic()
-        self._end = None if minutes is None else self._begin + 60 * minutes
-        self._done = self._failed = 0
-        self._shown = 0.0
-
-    def while_there_is_time(self, cases: Iterable[NamedCase]) -> Iterator[NamedCase]:
-        for case in cases:
-            if self._end is not None and time.monotonic() > self._end:
-                return
-            yield case
-
-    def expect(self, more: int) -> None:
-        if self._total is not None:
-            self._total += more
-
-    def count(self, workers: int, *, failed: bool) -> None:
-        self._done += 1
-        self._failed += failed
-        if time.monotonic() > self._shown + _SHOWN[self._progress.live]:
-            self.show(workers)
-
-    def show(self, workers: int) -> None:
-        self._shown = time.monotonic()
-        took = self._shown - self._begin
-        words = [
-            f"{self._done}{f' of {self._total}' if self._total else ''} {self._noun}",
-            f"{workers} {'worker' if workers == 1 else 'workers'} ({self._on})",
-            f"{self._done / max(took, 1e-9):.2f} a second",
-            f"{self._failed} failed" if self._failed else "none failed",
-        ]
-        left = self._seconds_left(took)
-        if left is not None:
-            words.append(f"{int(left) // 60}:{int(left) % 60:02} left")
-        self._progress(", ".join(words))
-
-    def _seconds_left(self, took: float) -> float | None:
-        lefts = [] if self._end is None else [max(0.0, self._end - self._shown)]
-        if self._total is not None and self._done:
-            lefts.append((self._total - self._done) * took / self._done)
-        return min(lefts, default=None)

@@ -9,20 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from souffle.cli.output import Progress, print_table, write_json
+from souffle.cli.rate_line import RateLine
 from souffle.codegen.nvcc import find_nvcc
 from souffle.errors import OptionError, SouffleError
 from souffle.evaluation.cells import PaperTable
-from souffle.evaluation.making import Said, make_rows, worker_command
+from souffle.evaluation.making import Row, make_rows
 from souffle.evaluation.network_rows import Benched, Compiled, Task, task_key
 from souffle.evaluation.result_file import ResultFile, device_name, result_header, write_whole
 from souffle.evaluation.setting import Setting
 from souffle.evaluation.tables import TABLES
 from souffle.runtime.detect import gpu_arch
+from souffle.workers import Engine, engine_for
 
-__all__ = ["reproduce"]
+__all__ = ["WORK", "reproduce"]
+
+WORK = "souffle.cli.row_work:make"
+"""What workers do."""
 
 _PAPERS_ARCH = "sm_80"
-_WORKER = "souffle.cli.row_worker"
 _ROWS, _PAGE = "rows.json", "tables.md"
 
 
@@ -42,8 +46,21 @@ def reproduce(arguments: argparse.Namespace, progress: Progress) -> int:
         progress.note(f"souffle: {len(file.rows)} rows of {file.path} are taken over")
     file.save()
     tasks = [task for name in names for task in TABLES[name].tasks(setting)]
-    jobs = arguments.jobs or (1 if arch else min(2, os.cpu_count() or 1))
-    made = make_rows(tasks, file, worker_command(_WORKER), jobs, _Heard(progress))
+    on = _where(arguments, 1 if arch else min(2, os.cpu_count() or 1))
+    wanted = {task_key(task) for task in tasks}
+    line = RateLine(progress, "rows", on, sum(file.row(key) is None for key in wanted))
+
+    def heard(task: Task, row: Row, workers: int) -> None:
+        if "failed" in row:
+            progress.note(f"souffle: {_named(task)}: {row['failed']}")
+        line.count(workers, failed="failed" in row)
+
+    def engine() -> Engine:
+        workers = engine_for(on)
+        line.show(workers.workers)
+        return workers
+
+    made = make_rows(tasks, file, engine, WORK, heard, lambda: progress.interrupted)
     progress.done()
     tables = [TABLES[name].table(setting, lambda task: made.get(task_key(task))) for name in names]
     _write(folder, header, tables)
@@ -77,28 +94,10 @@ def _prepare(folder: Path, names: list[str], force: bool) -> None:
         )
 
 
-class _Heard:
-    """Shows what the processes say: all of them on one line that moves, or a line for each row; and what failed."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.doing: dict[str, str] = {}
-
-    def __call__(self, said: Said, there: int, all_rows: int) -> None:
-        self.progress.prefix = f"{there} of {all_rows} rows; "
-        name = _named(said.task)
-        if said.row is None:
-            self.doing[said.task.network] = f"{name}: {said.message}"
-        else:
-            self.doing.pop(said.task.network, None)
-            if "failed" in said.row:
-                self.progress.note(f"souffle: {name}: {said.row['failed']}")
-        if self.progress.live:
-            self.progress("  ".join(self.doing.values()))
-        elif said.row is not None:
-            self.progress(name)
-        if self.progress.interrupted:
-            self.progress("")
+def _where(arguments: argparse.Namespace, jobs: int) -> str:
+    if arguments.on is not None and arguments.jobs is not None:
+        raise OptionError(f"--on {arguments.on} says already which workers there are; leave --jobs out")
+    return arguments.on or f"local:{jobs if arguments.jobs is None else arguments.jobs}"
 
 
 def _named(task: Task) -> str:

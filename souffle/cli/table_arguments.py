@@ -40,7 +40,10 @@ def add_reproduce(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", choices=("paper", "tiny"), default="paper", help='"tiny" to try the command out')
     parser.add_argument("--arch", help="compile for this one (default: that of the GPU, or of the paper's A100)")
     parser.add_argument("--no-cubin", action="store_true", help="do not run nvcc; registers are assumed")
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes at a time (default: 2, with a GPU 1)")
+    parser.add_argument(
+        "--on", metavar="WHERE", help="local:N (default: local:2, with a GPU local:1), here, ray, ray://HOST:PORT"
+    )
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes at a time: short for --on local:N")
     parser.add_argument(
         "--evaluations", type=int, default=200, metavar="N", help="orders that annealing tries (default: %(default)s)"
     )

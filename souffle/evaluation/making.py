@@ -1,204 +1,108 @@
-"""Many rows, made by processes side by side and kept one by one."""
+"""Many rows, made by workers and kept one by one."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import queue
-import subprocess
-import sys
-import tempfile
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from souffle.evaluation.network_rows import Task, task_data, task_key
 from souffle.evaluation.result_file import ResultFile
+from souffle.workers import Engine, Job, WorkersLostError
+from souffle.workers.cases import Asking, Cases
 
-__all__ = ["Said", "make_rows", "worker_command"]
+__all__ = ["Row", "make_rows"]
 
-_GRACE_SECONDS = 2.0
-"""For threads whose processes were ended, to read what these have written."""
+Row = dict[str, Any]
 
-
-@dataclass(frozen=True)
-class Said:
-    """What one of the processes says of a task: what is being done, or its row.
-
-    Attributes
-    ----------
-    task : Task
-    message : str
-    row : dict or None
-    """
-
-    task: Task
-    message: str = ""
-    row: dict[str, Any] | None = None
+_SAID = "; it said"
 
 
 def make_rows(
     tasks: Iterable[Task],
     file: ResultFile,
-    worker: Sequence[str],
-    jobs: int,
-    heard: Callable[[Said, int, int], None],
-) -> dict[str, dict[str, Any]]:
+    engine: Callable[[], Engine],
+    work: str,
+    heard: Callable[[Task, Row, int], None],
+    interrupted: Callable[[], bool] = lambda: False,
+) -> dict[str, Row]:
     """Make the rows that a file lacks.
 
-    A row that fails is given and not kept, so that the next call tries it again.
+    A row that fails is given and not kept, so that the next call tries it again. In the end rows are in the order of
+    their tasks, whoever made them.
 
     Parameters
     ----------
     tasks : iterable of Task
-        Those of one network go to one process, in their order; the first network's are begun first.
+        Those of one network are begun one after the other, the first network's first.
     file : ResultFile
-    worker : sequence of str
-        The command that takes tasks on stdin.
-    jobs : int
-        Processes at a time.
+        If its header has a device, each row is made by a worker that owns such a one.
+    engine : callable
+        Makes the engine, if there is anything to make.
+    work : str
+        The function that makes a row (:func:`souffle.cli.row_work.make`).
     heard : callable
-        Told what is said, how many rows there are, and how many there will be.
+        Told each task that is done, its row, and how many workers there are.
+    interrupted : callable
+        See :class:`souffle.workers.cases.Cases`.
 
     Returns
     -------
     dict
         All rows by :func:`~souffle.evaluation.network_rows.task_key`.
+
+    Raises
+    ------
+    WorkersLostError, KeyboardInterrupt
+        What was made is kept.
     """
     wanted = {task_key(task): task for task in tasks}
     rows = {key: row for key in wanted if (row := file.row(key)) is not None}
-    batches: dict[str, list[str]] = {}
+    networks: dict[str, list[str]] = {}
     for key, task in wanted.items():
         if key not in rows:
-            batches.setdefault(task.network, []).append(key)
-    if not batches:
+            networks.setdefault(task.network, []).append(key)
+    if not networks:
         return rows
-    waiting: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
-    for batch in batches.values():
-        waiting.put(batch)
-    said = _Said()
-    crew = _Crew(wanted, worker, waiting, said)
-    threads = [threading.Thread(target=crew.work, daemon=True) for _ in range(max(1, min(jobs, len(batches))))]
-    try:
-        for thread in threads:
-            thread.start()
-        left = len(threads)
-        while left:
-            item = said.first()
-            if item is None:
-                left -= 1
-            else:
-                key, line = item
-                row = line.get("row")
-                if row is not None:
-                    rows[key] = row if "failed" in row else file.add(key, row)
-                heard(Said(wanted[key], line.get("says", ""), row), len(rows), len(wanted))
-            said.done()
-    finally:
-        crew.end()
-        _keep_the_rest(threads, said, file)
+    cases = [(key, _ask(work, key, wanted[key], file.header)) for keys in networks.values() for key in keys]
+
+    def keep(key: str, row: Row) -> None:
+        rows[key] = row if "failed" in row else file.add(key, row)
+
+    with engine() as workers:
+        running = Cases(workers, cases, interrupted)
+        try:
+            for key, row in running:
+                keep(key, row)
+                heard(wanted[key], rows[key], workers.workers)
+        except (KeyboardInterrupt, WorkersLostError):
+            for key, row in running.rest():
+                keep(key, row)
+            raise
+        finally:
+            file.arrange(wanted)
     return rows
 
 
-class _Said:
-    """What was said and is not done with: an interrupt between the two loses nothing."""
-
-    def __init__(self) -> None:
-        self._items: deque[tuple[str, dict[str, Any]] | None] = deque()
-        self._count = threading.Semaphore(0)
-
-    def put(self, item: tuple[str, dict[str, Any]] | None) -> None:
-        """Say something; None where a thread is done."""
-        self._items.append(item)
-        self._count.release()
-
-    def first(self) -> tuple[str, dict[str, Any]] | None:
-        """Wait for something; it stays until :meth:`done`."""
-        self._count.acquire()
-        return self._items[0]
-
-    def done(self) -> None:
-        """The first is done with."""
-        self._items.popleft()
-
-    def rows(self) -> list[tuple[str, dict[str, Any]]]:
-        """Those that are left."""
-        lines = [item for item in self._items if item is not None and "row" in item[1]]
-        return [(key, line["row"]) for key, line in lines if "failed" not in line["row"]]
+def _ask(work: str, key: str, task: Task, header: Mapping[str, Any]) -> Asking[Row]:
+    measures = header["device"] is not None
+    # What is measured is not disturbed by what is not: one worker makes all.
+    payload = {"task": task_data(task), "measures": measures}
+    job = Job(work, payload, key, resource="gpu" if measures else "cpu")
+    (answer,) = yield [(job, partial(_lacks_row, header))]
+    if not answer.failure:
+        return answer.value["row"]
+    why, _, said = answer.failure.partition("\n")
+    last = (said.splitlines() or [""])[-1] if why.endswith(_SAID) else ""
+    return {"failed": why.removesuffix(_SAID) + (f": {last}" if last else "")}
 
 
-def _keep_the_rest(threads: Sequence[threading.Thread], said: _Said, file: ResultFile) -> None:
-    """Keep rows that were made before an interrupt and not heard of yet."""
-    for thread in threads:
-        if thread.is_alive():
-            thread.join(_GRACE_SECONDS)
-    for key, row in said.rows():
-        file.add(key, row)
-
-
-class _Crew:
-    """Threads that each have one process at a time."""
-
-    def __init__(self, wanted: dict[str, Task], worker: Sequence[str], waiting: queue.SimpleQueue, said: _Said) -> None:
-        self.wanted, self.worker, self.waiting, self.said = wanted, list(worker), waiting, said
-        self.processes: set[subprocess.Popen] = set()
-        self.over = False
-
-    def work(self) -> None:
-        """Make rows while there are batches."""
-        try:
-            while not self.over:
-                keys = self.waiting.get_nowait()
-                while keys and not self.over:
-                    keys = self._batch(keys)
-        except queue.Empty:
-            pass
-        finally:
-            self.said.put(None)
-
-    def _batch(self, keys: list[str]) -> list[str]:
-        """Make the rows of a batch; what is left behind one whose process ended without it."""
-        with tempfile.TemporaryFile("w+") as told:
-            process = subprocess.Popen(
-                self.worker, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=told, text=True, env=dict(os.environ)
-            )
-            self.processes.add(process)
-            left = list(keys)
-            try:
-                tasks = [{"key": key, "task": task_data(self.wanted[key])} for key in keys]
-                # Its stdin stays open: once this process is no more, it is closed, and the worker ends.
-                process.stdin.write(json.dumps(tasks) + "\n")
-                process.stdin.flush()
-                for text in process.stdout:
-                    line = json.loads(text)
-                    if "row" in line:
-                        left.remove(line["key"])
-                    self.said.put((line["key"], line))
-                    if not left:
-                        break
-            except BrokenPipeError:
-                pass
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-            status = process.wait()
-            self.processes.discard(process)
-            if left and not self.over:
-                told.seek(0)
-                last = (told.read().strip().splitlines() or [""])[-1]
-                why = f"its process ended with status {status}{': ' + last if last else ''}"
-                self.said.put((left.pop(0), {"row": {"failed": why}}))
-            return left
-
-    def end(self) -> None:
-        """End all processes."""
-        self.over = True
-        for process in tuple(self.processes):
-            process.kill()
-
-
-def worker_command(module: str) -> list[str]:
-    """How a module of the package is started as a process."""
-    return [sys.executable, "-m", module]
+def _lacks_row(header: Mapping[str, Any], value: Any) -> str:
+    """Why what a worker gave is no row of this file; empty where it is."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("row"), Mapping):
+        return f"its worker gave {str(value)[:80]!r} for a row"
+    if value.get("source") != header["source"]:
+        return "its worker has another state of Souffle, or other tuning logs, than this process"
+    if value.get("device") != header["device"]:
+        return f"its worker has {value.get('device')}, and rows here are of {header['device']}"
+    return ""

@@ -1,6 +1,6 @@
 """Rows of the papers' tables that are made of one network: compiled, planned, or ordered for fusion.
 
-A task is data, so that a process of its own can make its row (:mod:`souffle.cli.row_worker`).
+A task is data, so that a worker can make its row (:mod:`souffle.cli.row_work`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -191,7 +191,7 @@ def _word(value: object) -> str:
     return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-@cache
+@lru_cache(maxsize=1)
 def _program(network: str, size: str) -> TEProgram:
     return souffle.import_onnx(models.build(network, size))
 

@@ -27,7 +27,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -198,7 +198,7 @@ class ResultFile:
 
     @property
     def rows(self) -> tuple[dict[str, Any], ...]:
-        """In the order in which they came."""
+        """In the order in which they came, or of :meth:`arrange`."""
         return tuple(self._rows.values())
 
     def row(self, key: str) -> dict[str, Any] | None:
@@ -210,6 +210,14 @@ class ResultFile:
         self._rows[key] = kept = {"key": key, **row}
         self.save()
         return kept
+
+    def arrange(self, keys: Iterable[str]) -> None:
+        """Bring rows into an order, on disk too; those of other keys come after them as they are."""
+        before = list(self._rows)
+        first = {key: self._rows[key] for key in keys if key in self._rows}
+        self._rows = {**first, **self._rows}
+        if list(self._rows) != before:
+            self.save()
 
     def save(self) -> None:
         """Write the file as it is now."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,9 +14,10 @@ import souffle
 from souffle.cli import ablate, reproduce
 from souffle.cli.interruption import INTERRUPTED
 from souffle.cli.main import main
-from souffle.evaluation.making import worker_command
 from souffle.evaluation.network_rows import Planned, task_data
+from souffle.evaluation.result_file import source_digest
 from souffle.options import LEVELS
+from souffle.workers import Job, engine_for
 from tests.test_bad_input import one_node
 
 
@@ -105,20 +104,16 @@ def test_compile_replaces_its_own_and_nothing_else(
     assert main([*command, str(model), "--force"]) == 0 and model.read_bytes() != before
 
 
-_WORKER = """
-import json, sys
-for item in json.loads(sys.stdin.readline()):
-    us = {"none": 12.0, "default": 10.0, "annealing": 8.0, "learned": "PyTorch is not installed"}
-    print(json.dumps({"key": item["key"], "row": {"us": us}}), flush=True)
-"""
+_WORK = "tests.evaluation.played_rows:order"
 
 
+@pytest.mark.parametrize("where", [["--jobs", "1"], ["--on", "here"]])
 def test_reproduce_makes_tables_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    where: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(reproduce, "worker_command", lambda module: [sys.executable, "-c", _WORKER])
+    monkeypatch.setattr(reproduce, "WORK", _WORK)
     folder = tmp_path / "tables"
-    command = ["reproduce", "learning-table1", "hfuse-figure8", "--size", "tiny", "--out", str(folder), "--jobs", "1"]
+    command = ["reproduce", "learning-table1", "hfuse-figure8", "--size", "tiny", "--out", str(folder), *where]
     assert main([*command, "--evaluations", "2"]) == 0
     captured = capsys.readouterr()
     assert "AmoebaNet, 2 GPUs" in captured.out and "measured: on " in captured.out and "4 of 4 rows" in captured.err
@@ -130,38 +125,37 @@ def test_reproduce_makes_tables_and_goes_on(
     captured = capsys.readouterr()
     assert "4 rows of" in captured.err and "of 4 rows" not in captured.err
     assert [one["table"] for one in json.loads(captured.out)] == ["learning-table1", "hfuse-figure8"]
+    assert main([*command, "--on", "there"]) == 2
+    complaint = "no engine 'there'" if where[0] == "--on" else "leave --jobs out"
+    assert complaint in capsys.readouterr().err
 
 
 def test_reproduce_keeps_what_is_made_before_an_interrupt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    interrupts = _WORKER + "    import os, signal; os.kill(os.getppid(), signal.SIGINT); sys.stdin.read()\n"
-    monkeypatch.setattr(reproduce, "worker_command", lambda module: [sys.executable, "-c", interrupts])
+    monkeypatch.setattr(reproduce, "WORK", _WORK)
+    interrupt = tmp_path / "interrupt"
+    monkeypatch.setenv("PLAYED_INTERRUPT", str(interrupt))
     command = ["reproduce", "learning-table1", "--quiet", "--out", str(tmp_path / "tables"), "--jobs", "1"]
+    # Of all but the first one.
+    interrupt.write_text("amoebanet")
     assert main(command) == INTERRUPTED
     captured = capsys.readouterr()
     assert captured.err == "souffle: interrupted\n" and captured.out == ""
     kept = json.loads((tmp_path / "tables" / "rows.json").read_text())["results"]
-    assert kept and kept[0]["us"]["none"] == 12.0
-    monkeypatch.setattr(reproduce, "worker_command", lambda module: [sys.executable, "-c", _WORKER])
+    assert len(kept) == 1 and kept[0]["us"]["none"] == 12.0
+    interrupt.unlink()
     assert main(command[:2] + command[3:]) == 0
-    assert " rows of" in capsys.readouterr().err
+    assert "souffle: 1 rows of" in capsys.readouterr().err
 
 
-def test_the_worker_makes_rows_and_ends_with_who_started_it() -> None:
+def test_the_worker_makes_rows() -> None:
     task = Planned("mmoe", "tiny", ("tvm",), "V100-PCIE-16GB")
-    command = worker_command("souffle.cli.row_worker")
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        # The second has no end: what it would take is cut off with the worker's stdin.
-        tasks = [{"key": "a", "task": task_data(task)}, *[{"key": "b", "task": task_data(task)}] * 10**4]
-        process.stdin.write(json.dumps(tasks) + "\n")
-        process.stdin.flush()
-        rows = (json.loads(line) for line in process.stdout)
-        row = next(line["row"] for line in rows if "row" in line)
-        assert row["planners"]["tvm"]["kernels"] > 1
-        process.stdin.close()
-        process.stdout.read()
-        assert process.wait(60) == INTERRUPTED
+    with engine_for("local:1") as engine:
+        job = Job(reproduce.WORK, {"task": task_data(task), "measures": False}, "a row")
+        made = engine.submit(job).result()
+    assert not made.failure and made.value["row"]["planners"]["tvm"]["kernels"] > 1
+    assert made.value["source"] == source_digest() and made.value["device"] is None
 
 
 def test_reproduce_leaves_a_folder_of_something_else_alone(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -1,106 +1,110 @@
-"""Rows made by processes side by side: kept one by one, whatever ends them."""
+"""Rows made by workers: kept one by one, whatever ends them, and in one order."""
 
 from __future__ import annotations
 
-import os
-import sys
-import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from souffle.evaluation.making import Said, make_rows
-from souffle.evaluation.network_rows import Planned, task_key
+from souffle.evaluation.making import Row, make_rows
+from souffle.evaluation.network_rows import Planned, Task, task_key
 from souffle.evaluation.result_file import ResultFile, result_header
+from souffle.workers import engine_for
+from tests.workers.processes import marked, new_mark, wait_for
 
-_WORKER = """
-import json, os, sys, threading, time
-tasks = json.loads(sys.stdin.readline())
-def watch():
-    sys.stdin.read()
-    os._exit(1)
-threading.Thread(target=watch, daemon=True).start()
-open({log!r}, "a").write(f"{{os.getpid()}} {{len(tasks)}}\\n")
-for item in tasks:
-    print(json.dumps({{"key": item["key"], "says": "working"}}), flush=True)
-    {act}
-    print(json.dumps({{"key": item["key"], "row": {{"network": item["task"]["network"]}}}}), flush=True)
-"""
+_WORK = "tests.evaluation.played_rows:make"
 
 
-def tasks(count: int) -> list[Planned]:
-    return [Planned(f"net{number % 3}", "tiny", (f"planner{number}",), "a GPU") for number in range(count)]
+def tasks(count: int, planners: dict[int, str] | None = None) -> list[Planned]:
+    names = {number: f"planner{number}" for number in range(count)} | (planners or {})
+    return [Planned(f"net{number % 3}", "tiny", (names[number], str(number)), "a GPU") for number in range(count)]
 
 
-def worker(tmp_path: Path, act: str = "pass") -> list[str]:
-    script = tmp_path / "worker.py"
-    script.write_text(_WORKER.format(log=str(tmp_path / "log"), act=act))
-    return [sys.executable, str(script)]
+def file(tmp_path: Path, device: str | None = None) -> ResultFile:
+    return ResultFile(tmp_path / "rows.json", result_header({}, device))
 
 
-def file(tmp_path: Path) -> ResultFile:
-    return ResultFile(tmp_path / "rows.json", result_header({}, None))
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True
-
-
-def ignored(said: Said, there: int, wanted: int) -> None:
+def ignored(task: Task, row: Row, workers: int) -> None:
     pass
 
 
-@pytest.mark.parametrize("jobs", [1, 2, 8])
-def test_all_rows_are_made_once(tmp_path: Path, jobs: int) -> None:
-    heard: list[tuple[int, int]] = []
+def made(tasks: list[Planned], kept: ResultFile, on: str = "here", heard: Any = ignored) -> dict[str, Row]:
+    return make_rows(tasks, kept, partial(engine_for, on), _WORK, heard)
 
-    def hear(said: Said, there: int, wanted: int) -> None:
-        heard.append((there, wanted))
 
-    rows = make_rows([*tasks(7), *tasks(7)], file(tmp_path), worker(tmp_path), jobs, hear)
-    assert set(rows) == {task_key(task) for task in tasks(7)} and heard[-1] == (7, 7)
+@pytest.mark.parametrize("on", ["here", "local:1", "local:2"])
+def test_all_rows_are_made_once_and_are_in_order(on: str, tmp_path: Path) -> None:
+    heard: list[tuple[str, int]] = []
+
+    def hear(task: Task, row: Row, workers: int) -> None:
+        heard.append((task.network, workers))
+
+    rows = made([*tasks(7), *tasks(7)], file(tmp_path), on, hear)
+    assert set(rows) == {task_key(task) for task in tasks(7)} and len(heard) == 7
     assert all(rows[task_key(task)]["network"] == task.network for task in tasks(7))
-    # A process for each network.
-    assert sorted(int(line.split()[1]) for line in (tmp_path / "log").read_text().splitlines()) == [2, 2, 3]
+    assert {workers for _, workers in heard} == {2 if on == "local:2" else 1}
+    if on != "local:2":
+        assert [network for network, _ in heard] == ["net0"] * 3 + ["net1"] * 2 + ["net2"] * 2
+    assert [row["key"] for row in file(tmp_path).rows] == [task_key(task) for task in tasks(7)]
+    assert len({row["pid"] for row in rows.values()}) <= int(on.rpartition(":")[2].replace("here", "1"))
 
 
-def test_an_interrupt_keeps_what_is_made_and_leaves_no_process(tmp_path: Path) -> None:
-    def interrupt(said: Said, there: int, wanted: int) -> None:
-        if there == 4:
+def test_an_interrupt_keeps_what_is_made_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = new_mark(monkeypatch)
+    heard: list[Task] = []
+
+    def interrupt(task: Task, row: Row, workers: int) -> None:
+        heard.append(task)
+        if len(heard) == 4:
             raise KeyboardInterrupt
 
+    # Of which the last ones never end.
+    slow = dict.fromkeys(range(5, 9), "slow")
     with pytest.raises(KeyboardInterrupt):
-        make_rows(tasks(9), file(tmp_path), worker(tmp_path, "time.sleep(0.05)"), 2, interrupt)
+        made(tasks(9, slow), file(tmp_path), "local:2", interrupt)
+    wait_for(lambda: not marked(mark))
     kept = file(tmp_path)
-    there = len(kept.rows)
-    assert 4 <= there < 9
-    pids = [int(line.split()[0]) for line in (tmp_path / "log").read_text().splitlines()]
-    end = time.monotonic() + 20
-    while any(map(is_alive, pids)) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not any(map(is_alive, pids))
-    (tmp_path / "log").unlink()
-    rows = make_rows(tasks(9), kept, worker(tmp_path), 2, ignored)
-    assert len(rows) == 9
-    assert sum(int(line.split()[1]) for line in (tmp_path / "log").read_text().splitlines()) == 9 - there
+    assert len(kept.rows) == 4
+    before = list(kept.rows)
+    rows = made(tasks(9), kept)
+    assert len(rows) == 9 and all(row in rows.values() for row in before)
 
 
-def test_a_process_that_ends_takes_one_row_with_it(tmp_path: Path) -> None:
-    act = "sys.exit('out of memory') if 'planner3' in item['key'] else None"
+def test_what_ends_its_worker_takes_one_row_with_it(tmp_path: Path) -> None:
+    ways = {3: "abort", 4: "leave", 5: "raise", 6: "refuse", 7: "stale"}
     kept = file(tmp_path)
-    rows = make_rows(tasks(9), kept, worker(tmp_path, act), 1, ignored)
-    failed = {key: row["failed"] for key, row in rows.items() if "failed" in row}
-    assert failed == {task_key(tasks(9)[3]): "its process ended with status 1: out of memory"}
-    # It is tried again by the next call.
-    assert len(rows) == 9 and len(kept.rows) == 8
+    rows = made(tasks(9, ways), kept, "local:2")
+    failed = {task.planners[0]: rows[task_key(task)].get("failed") for task in tasks(9, ways)}
+    assert {name: why for name, why in failed.items() if why} == {
+        "abort": "its worker ended with signal SIGABRT: out of memory",
+        "leave": failed["leave"],
+        "raise": "ValueError: no such thing",
+        "refuse": "ModelError: it is empty",
+        "stale": "its worker has another state of Souffle, or other tuning logs, than this process",
+    }
+    assert failed["leave"].startswith("its worker ended with exit status 1")
+    # They are tried again by the next call.
+    assert len(rows) == 9 and len(kept.rows) == 4
+    again: list[Task] = []
+    made(tasks(9, {3: "planner3", 6: "refuse"}), kept, "here", lambda task, row, workers: again.append(task))
+    assert [task.planners[1] for task in again] == ["3", "6", "4", "7", "5"] and len(kept.rows) == 8
+
+
+def test_what_is_measured_is_of_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAYED_GPU", "a GPU")
+    rows = made(tasks(4, {1: "elsewhere"}), file(tmp_path, "a GPU"), "local:2")
+    failed = [row.get("failed") for row in rows.values()]
+    assert [why for why in failed if why] == ["its worker has another GPU, and rows here are of a GPU"]
+    # One worker has made them, so that none was measured beside another.
+    assert len({row["pid"] for row in rows.values() if "pid" in row}) == 1
 
 
 def test_nothing_is_started_where_all_is_there(tmp_path: Path) -> None:
     kept = file(tmp_path)
     for task in tasks(3):
         kept.add(task_key(task), {})
-    assert len(make_rows(tasks(3), kept, ["no such program"], 2, ignored)) == 3
+    assert len(made(tasks(3), kept, "no such engine")) == 3
