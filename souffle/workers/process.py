@@ -15,11 +15,12 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from souffle.workers.framing import FramingError, framed, receive
 from souffle.workers.harness import Answer, Request
+from souffle.workers.watch import remove
 from souffle.workers.worker import LATE, READY
 
 __all__ = ["GRACE_SECONDS", "ONE_THREAD", "BlockingWorker", "ChildProcess", "Workplace", "answer_of_death", "worker_in"]
@@ -102,7 +103,7 @@ class Workplace:
         if self._ours >= 0:
             self._close_pipe()
             if self._owner == os.getpid():
-                shutil.rmtree(self.folder, ignore_errors=True)
+                remove(self.folder, _END_SECONDS)
 
     def _close_pipe(self) -> None:
         os.close(self.lifeline)
@@ -282,39 +283,69 @@ class BlockingWorker:
     """
 
     def __init__(self, environment: Mapping[str, str] = ONE_THREAD) -> None:
-        self.workplace = Workplace()
         self._environment = environment
+        # There is a folder while there is a process, which removes it if we are killed.
+        self._workplace: Workplace | None = None
         self._process: ChildProcess | None = None
+        self.pid = 0
 
-    @property
-    def pid(self) -> int:
-        """Of the process that there is, or was last; 0 before the first one."""
-        return 0 if self._process is None else self._process.pid
+    def share(self, key: str, read: Callable[[], bytes]) -> None:
+        """Make data known to it, which are read if they are not there."""
+        workplace = self._opened()
+        if not (workplace.shared / key).exists():
+            workplace.put(key, read())
 
     def ask(self, request: Request) -> Answer:
-        """Have one job done."""
-        overdue, fault = False, ""
+        """Have one job done. :attr:`pid` is the process that did it, or did not."""
+        failure = self._begin()
+        if failure:
+            return Answer(b"", f"its worker cannot begin: {failure}", elsewhere=True)
+        process, message, overdue, fault = self._process, None, False, ""
+        process.stream.settimeout(None if request.seconds is None else request.seconds + GRACE_SECONDS)
         try:
-            if self._process is None or self._process.stream.fileno() < 0:
-                self._process = worker_in(self.workplace, self._environment)
-                self._process.stream.settimeout(GRACE_SECONDS)
-                if receive(self._process.stream) != READY:
-                    return Answer(b"", f"its worker cannot begin: {self._process.end(at_once=False)}", True)
-            stream = self._process.stream
-            stream.settimeout(None if request.seconds is None else request.seconds + GRACE_SECONDS)
-            stream.sendall(framed(pickle.dumps(tuple(request), pickle.HIGHEST_PROTOCOL)))
-            message = receive(stream)
+            process.stream.sendall(framed(pickle.dumps(tuple(request), pickle.HIGHEST_PROTOCOL)))
+            message = receive(process.stream)
         except TimeoutError:
-            message, overdue = None, True
-        except ConnectionError:
-            message = None
+            overdue = True
         except FramingError as error:
-            message, fault = None, f"wrote what is no message: {error}"
-        except OSError as error:
-            return Answer(b"", f"its worker cannot begin: {error}", True)
+            fault = f"wrote what is no message: {error}"
+        except ConnectionError:
+            pass
         if message is None:
-            return answer_of_death(self._process, request, overdue=overdue, fault=fault)
+            answer = answer_of_death(process, request, overdue=overdue, fault=fault)
+            self.close()
+            return answer
         answer = Answer(*pickle.loads(message))
         if answer.spent:
-            self._process.end()
+            self.close()
         return answer
+
+    def close(self) -> None:
+        """End its process, if there is one, and take its files away."""
+        if self._process is not None and self._process.stream.fileno() >= 0:
+            self._process.end()
+        self._process = None
+        if self._workplace is not None:
+            self._workplace.close()
+            self._workplace = None
+
+    def _opened(self) -> Workplace:
+        self._workplace = self._workplace or Workplace()
+        return self._workplace
+
+    def _begin(self) -> str:
+        """Start a process if there is none. Why there is none, or nothing."""
+        if self._process is not None:
+            return ""
+        try:
+            self._process = worker_in(self._opened(), self._environment)
+            self.pid = self._process.pid
+            self._process.stream.settimeout(GRACE_SECONDS)
+            began = receive(self._process.stream) == READY
+        except OSError as error:
+            began, failure = False, str(error)
+        else:
+            failure = "" if began else self._process.end(at_once=False)
+        if not began:
+            self.close()
+        return failure

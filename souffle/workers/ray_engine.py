@@ -18,7 +18,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from souffle.errors import OptionError
 from souffle.parallel import usable_cores
@@ -35,6 +35,10 @@ _MOST_CHARACTERS = 107 - len("/0/ray/session_2000-01-01_00-00-00_000000_4194304/
 
 _START_SECONDS = 90.0
 """For a cluster to begin, or to answer."""
+
+_CLIENT_SECONDS = (20.0, 20.0, 20.0)
+"""For Ray's client to be connected, which takes two, if it does not fail: then it is tried anew. The server that Ray
+2.60 forks for each client, among threads of gRPC, does not come up one time in four."""
 
 _OWN_SILENCE_SECONDS, _SILENCE_SECONDS = 20.0, 60.0
 """Of the head, which is asked each second, until the cluster is given up; others may have one that is started anew."""
@@ -101,6 +105,7 @@ class RayPool(LoopPool):
         if address is None:
             # It listens to the network: let in is who has a token, which Ray would otherwise keep in the user's home.
             self._environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self._by_client = address is not None and address.startswith("ray://")
         self._what = "a Ray cluster of this machine" if address is None else f"the Ray cluster at {address}"
         self._workplace = Workplace(_MOST_CHARACTERS)
         self._lanes = {"cpu": _Lane(), "gpu": _Lane()}
@@ -150,12 +155,24 @@ class RayPool(LoopPool):
         self._workplace.put(key, data)
 
     def _begin(self) -> None:
+        self._connect(iter(_CLIENT_SECONDS if self._by_client else ()))
+        self._listen()
+
+    def _connect(self, times: Iterator[float]) -> None:
+        """Start the process that is connected, anew if it is not by so many seconds, in turn."""
+        if self._settled.is_set():
+            return
+        if self.process is not None:
+            self._wire.abort()
+            self.process.end()
         self.process = ChildProcess(
             "souffle.workers.ray_gateway", self._workplace, (self._arguments,), self._environment
         )
         self._wire = Wire(self._received, self._closed)
         self._wire.connect(self.loop, self.process.stream)
-        self._listen()
+        seconds = next(times, None)
+        if seconds is not None:
+            self.loop.call_later(seconds, self._connect, times)
 
     def _listen(self) -> None:
         silent = time.monotonic() - self._heard

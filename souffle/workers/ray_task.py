@@ -6,10 +6,12 @@ of memory, and what it did is known.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import threading
-from functools import cache
+import time
+from functools import cache, partial
 from typing import Any
 
 import ray
@@ -20,6 +22,8 @@ from souffle.workers.harness import Request
 from souffle.workers.process import BlockingWorker
 
 __all__ = ["GpuTasks", "run_task"]
+
+_LOOK_SECONDS = 0.5
 
 Result = tuple[tuple[Any, ...], str, str]
 """An answer as a tuple, the worker in words, and the node."""
@@ -48,8 +52,7 @@ def run_task(version: str, request: tuple[Any, ...], shared: dict[str, list[ray.
         )
     worker = _worker()
     for key, (reference,) in shared.items():
-        if not (worker.workplace.shared / key).exists():
-            worker.workplace.put(key, ray.get(reference))
+        worker.share(key, partial(ray.get, reference))
     answer = worker.ask(Request(*request))
     node = ray.get_runtime_context().get_node_id()
     return tuple(answer), f"{socket.gethostname()}/{node[:12]}:{worker.pid}", node
@@ -68,4 +71,12 @@ def _worker() -> BlockingWorker:
     if threading.current_thread() is threading.main_thread():
         # A raylet may have it ignored, and then nobody could say how a process has ended.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     return BlockingWorker()
+
+
+def _end_with(raylet: int) -> None:
+    """End this process when its node has ended. Ray leaves it alone for a minute while it does a task."""
+    while os.getppid() == raylet:
+        time.sleep(_LOOK_SECONDS)
+    os._exit(1)

@@ -6,8 +6,9 @@ import contextlib
 import os
 import shutil
 import signal
+import time
 
-__all__ = ["end_with_owner"]
+__all__ = ["end_with_owner", "remove"]
 
 
 def end_with_owner(lifeline: int, folder: str, *held: int) -> None:
@@ -38,5 +39,15 @@ def end_with_owner(lifeline: int, folder: str, *held: int) -> None:
     os.setpgid(0, 0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(watched, signal.SIGKILL)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove(folder, 30.0)
     os._exit(0)
+
+
+def remove(folder: str | os.PathLike[str], seconds: float) -> None:
+    """Take a folder away, into which processes that are about to end may still write."""
+    until = time.monotonic() + seconds
+    while True:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder) or time.monotonic() > until:
+            return
+        time.sleep(0.1)

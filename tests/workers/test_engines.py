@@ -24,7 +24,7 @@ NEEDS_RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 OTHERS = [pytest.param("local:2"), pytest.param("ray:2", marks=NEEDS_RAY)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def made() -> Iterator[dict[str, Engine]]:
     engines: dict[str, Engine] = {}
     yield engines

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from souffle.workers import WorkersLostError
-from souffle.workers.harness import Request
+from souffle.workers.harness import Request, key_of
 from souffle.workers.local import LocalPool, local_engine
 from souffle.workers.process import BlockingWorker
 from souffle.workers.retrying import RetryingEngine
@@ -196,20 +196,37 @@ def test_callbacks_may_submit_and_close(tmp_path: Path) -> None:
 
 
 def test_a_worker_for_who_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Ray's workers have it."""
-    monkeypatch.setattr("souffle.workers.process.GRACE_SECONDS", 0.5)
+    """As Ray's workers have it. While there is no process, there are no files that one would have to remove."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     worker = BlockingWorker()
 
-    def ask(name: str, payload: object, seconds: float | None = None) -> str:
-        answer = worker.ask(Request(f"tests.workers.played_jobs:{name}", pickle.dumps(payload), (), seconds, None))
+    def ask(name: str, payload: object, seconds: float | None = None, shared: tuple[str, ...] = ()) -> str:
+        request = Request(f"tests.workers.played_jobs:{name}", pickle.dumps(payload), shared, seconds, None)
+        answer = worker.ask(request)
+        assert bool([*tmp_path.iterdir()]) is (not answer.failure) and alive(worker.pid) is (not answer.failure)
         return answer.failure.partition("\n")[0] or str(pickle.loads(answer.value))
 
     assert ask("double", 1) == "2"
-    assert ask("stop", None, 0.2) == "took longer than 0.2 s"
-    assert ask("leave", 3) == "its worker ended with exit status 3"
-    assert ask("chatter", 60.0).startswith("its worker wrote what is no message")
-    assert ask("allocate", 10**6).startswith("needed more memory")
-    assert ask("double", 2) == "4"
-    folder, pid = worker.workplace.folder, worker.pid
-    worker.workplace.close()
-    wait_for(lambda: not alive(pid) and not folder.exists())
+    with monkeypatch.context() as patch:
+        patch.setattr("souffle.workers.process.GRACE_SECONDS", 0.5)
+        assert ask("stop", None, 0.2) == "took longer than 0.2 s"
+    for wrong, what in (
+        (("leave", 3), "its worker ended with exit status 3"),
+        (("chatter", 60.0), "its worker wrote what is no message"),
+        (("allocate", 10**6), "needed more memory than there is"),
+    ):
+        assert ask(*wrong).startswith(what)
+    data = b"data"
+    for _ in range(2):
+        worker.share(key_of(data), lambda: data)
+    assert ask("lengths", None, shared=(key_of(data),)) == str({key_of(data): 4})
+    worker.close()
+    worker.close()
+    assert not alive(worker.pid) and not [*tmp_path.iterdir()]
+    monkeypatch.setattr("souffle.workers.process._START", "raise SystemExit('no such library')")
+    assert ask("double", 1) == "its worker cannot begin: exit status 1"
+    monkeypatch.setattr("souffle.workers.process._START", "import time; time.sleep(600)")
+    monkeypatch.setattr("souffle.workers.process.GRACE_SECONDS", 0.5)
+    assert ask("double", 1) == "its worker cannot begin: timed out"
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    assert ask("double", 1).startswith("its worker cannot begin: [Errno 2]")

@@ -38,7 +38,7 @@ def free_port() -> int:
         return listening.getsockname()[1]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[Grown]:
     mark, port = secrets.token_hex(8), free_port()
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
@@ -65,12 +65,12 @@ def cluster() -> Iterator[Grown]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def pool(cluster: Grown) -> RayPool:
     return RayPool(cluster.ray.address)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def engine(pool: RayPool) -> Iterator[RetryingEngine]:
     with RetryingEngine("grown", pool) as engine:
         yield engine
@@ -137,7 +137,11 @@ def test_another_version_of_souffle_is_refused(
     assert outcome(engine, "double", 1).value == 2
 
 
-def test_a_gateway_that_is_killed_is_not_the_cluster(cluster: Grown, engine: RetryingEngine) -> None:
+def test_a_gateway_that_is_killed_is_not_the_cluster(
+    cluster: Grown, engine: RetryingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is one that is not connected in time: there is another one."""
+    monkeypatch.setattr("souffle.workers.ray_engine._CLIENT_SECONDS", (0.01, 15.0, 15.0, 15.0))
     pool = RayPool(f"ray://{cluster.client}")
     with RetryingEngine("by its client", pool) as other:
         data = os.urandom(10**6)
