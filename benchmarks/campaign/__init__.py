@@ -7,7 +7,7 @@ many workers there were, times aside, and the same command goes on with the file
 """
 
 from benchmarks.campaign.options import add_seed_options, add_worker_options, count_of, seeds, where
-from benchmarks.campaign.records import Record, RecordFile, append_record, read_records, without_times
+from benchmarks.campaign.records import Record, RecordFile, read_records, without_times
 from benchmarks.campaign.run import Death, More, NamedCase, Workers, death_of, run_cases
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "Workers",
     "add_seed_options",
     "add_worker_options",
-    "append_record",
     "count_of",
     "death_of",
     "read_records",

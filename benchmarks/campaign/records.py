@@ -17,7 +17,7 @@ from typing import Any
 
 from souffle.errors import OptionError
 
-__all__ = ["Record", "RecordFile", "append_record", "read_records", "without_times"]
+__all__ = ["Record", "RecordFile", "read_records", "without_times"]
 
 Record = dict[str, Any]
 
@@ -48,17 +48,8 @@ def _records_in(content: bytes) -> list[Record]:
     return records
 
 
-def append_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Add a line; one that was not finished before stays a line of its own."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        _append(file, record)
-    finally:
-        os.close(file)
-
-
 def _append(file: int, record: Mapping[str, Any]) -> None:
+    """Add a line; one that was not finished before stays a line of its own."""
     size = os.fstat(file).st_size
     cut = size and os.pread(file, 1, size - 1) != b"\n"
     line = b"\n" * bool(cut) + _line(record)

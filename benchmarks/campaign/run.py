@@ -23,8 +23,9 @@ class More:
     cases: Sequence[NamedCase]
 
 
-NamedCase = tuple[str, Asking[Record | More]]
-"""What a message calls it, and how it asks."""
+Result = Record | Sequence[Record] | More
+NamedCase = tuple[str, Asking[Result]]
+"""What a message calls it, and how it asks; several cases that are run together are one here."""
 
 
 @dataclass(frozen=True)
@@ -115,14 +116,15 @@ def run_cases(
     line = RateLine(progress, noun, workers.on, total, None if minutes is None else 60 * minutes)
     waiting = takewhile(lambda case: not line.time_is_up, cases)
 
-    def keep(results: Iterable[tuple[str, Record | More]]) -> None:
+    def keep(results: Iterable[tuple[str, Result]]) -> None:
         for _, result in results:
             if isinstance(result, More):
                 line.expect(len(result.cases))
                 running.add(result.cases)
-            else:
-                records.add(result)
-                line.count(engine.workers, failed=failed(result))
+                continue
+            for record in [result] if isinstance(result, dict) else result:
+                records.add(record)
+                line.count(engine.workers, failed=failed(record))
 
     first = next(waiting, None)
     while first is not None:

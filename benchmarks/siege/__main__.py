@@ -1,31 +1,52 @@
 """Random kernels against the certificate, with the CPU device as oracle.
 
-``python -m benchmarks.siege --count 200 --out build/siege.jsonl`` goes on where the file stops. False accepts lie
-beside it, in ``FILE.failures/``, as TensorIR script; ``--minimize`` makes each as small as it gets, ``--case FILE``
-judges and runs one again, and ``--report`` prints the table.
+``python -m benchmarks.siege --count 200 --out build/siege.jsonl`` goes on where the file stops, in ``--workers 2``
+processes or wherever ``--on`` says. False accepts lie beside it, in ``FILE.failures/``, as TensorIR script;
+``--minimize`` makes each as small as it gets, ``--case FILE`` judges and runs one again, and ``--report`` prints the
+table.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from benchmarks.campaign import add_seed_options, append_record, read_records, seeds
+from benchmarks.campaign import (
+    Death,
+    NamedCase,
+    Record,
+    RecordFile,
+    Workers,
+    add_seed_options,
+    add_worker_options,
+    count_of,
+    death_of,
+    read_records,
+    run_cases,
+    seeds,
+    where,
+)
 from benchmarks.siege.case import read_case, write_case
 from benchmarks.siege.forms import FORMS
 from benchmarks.siege.judge import UNDEFINED, Judge
 from benchmarks.siege.minimize import minimized
 from benchmarks.siege.report import report
-from benchmarks.siege.trial import BAD, Trial, made, run_batch
+from benchmarks.siege.trial import BAD, Trial, made
+from souffle.cli.interruption import interruptible, run_process, status_of
+from souffle.cli.output import Progress
 from souffle.mutation.sandbox import Sandbox
 from souffle.verify import PROVEN
+from souffle.workers import Job
+from souffle.workers.cases import Asking
 
-__all__ = ["main"]
+__all__ = ["WORK", "main"]
+
+WORK = "benchmarks.siege.work"
+"""The module of what workers do."""
 
 _TIMEOUT = 60.0
 _BATCH = 16
@@ -37,6 +58,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="benchmarks.siege", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_seed_options(parser, "case")
+    add_worker_options(parser)
+    parser.add_argument("--timeout", type=float, default=900.0, metavar="S", help=f"for {_BATCH} cases together")
     parser.add_argument("--forms", nargs="+", default=[], choices=list(FORMS), metavar="F", help=", ".join(FORMS))
     parser.add_argument("--case", type=Path, nargs="+", help="judge and run these files instead of seeds")
     parser.add_argument("--show", type=int, metavar="SEED", help="print the TensorIR of a seed, and its mistakes")
@@ -45,12 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _read(path: Path | None) -> list[Trial]:
-    trials = []
-    for record in read_records(path):
-        record.pop("kind", None)
-        trials.append(Trial(**{k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}))
-    return trials
+def _trial(record: Mapping[str, Any]) -> Trial:
+    return Trial(**{k: tuple(v) if isinstance(v, list) else v for k, v in record.items() if k != "kind"})
 
 
 def _told(trial: Trial) -> tuple[str, ...]:
@@ -63,37 +82,78 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.show is not None:
         return _show(arguments)
-    trials = _read(arguments.out)
     if arguments.case:
         return _cases(arguments.case)
-    if not arguments.report:
-        trials += _run(arguments, {t.seed for t in trials})
+    if arguments.report:
+        return _report(read_records(arguments.out))
+    progress = Progress()
+    return interruptible(lambda: status_of(lambda: _run(arguments, progress), progress), progress)
+
+
+def _report(records: Sequence[Record]) -> int:
+    trials = [_trial(record) for record in records]
     print(report(trials))
     return int(any(trial.kind in BAD for trial in trials))
 
 
-def _run(arguments: argparse.Namespace, done: set[int]) -> Iterator[Trial]:
-    began, number = time.monotonic(), 0
+def _run(arguments: argparse.Namespace, progress: Progress) -> int:
+    with RecordFile(arguments.out, lambda record: record["seed"]) as file:
+        try:
+            run_cases(
+                _batches(arguments, progress, set(file.records)),
+                file,
+                Workers(where(arguments)),
+                progress,
+                noun="cases",
+                total=count_of(arguments.seeds, arguments.count, file.records),
+                minutes=arguments.minutes,
+                failed=lambda record: record["kind"] in BAD,
+            )
+        finally:
+            progress.done()
+            status = _report([file.records[seed] for seed in sorted(file.records)])
+    return status
+
+
+def _batches(arguments: argparse.Namespace, progress: Progress, done: set[int]) -> Iterator[NamedCase]:
     todo = seeds(arguments.seeds, arguments.count, done)
     while batch := list(islice(todo, _BATCH)):
-        if arguments.minutes and time.monotonic() - began > 60 * arguments.minutes:
-            return
-        for trial in run_batch(batch, _TIMEOUT, tuple(arguments.forms)):
-            number += 1
-            _record(arguments, trial)
-            yield trial
-        if sys.stderr.isatty():
-            rate = number / (time.monotonic() - began)
-            print(f"\r\x1b[K{number} cases, {rate:.2f} cases/s", end="", file=sys.stderr, flush=True)
+        yield f"seeds {batch[0]} to {batch[-1]}", _ask(batch, arguments, progress)
 
 
-def _record(arguments: argparse.Namespace, trial: Trial) -> None:
-    if arguments.out:
-        append_record(arguments.out, {**asdict(trial), "kind": trial.kind})
-    if trial.kind in BAD:
-        print(f"seed {trial.seed}: " + "\n    ".join((trial.kind, *_told(trial))), flush=True)
-        if arguments.out:
-            _keep(arguments, trial)
+def _ask(batch: Sequence[int], arguments: argparse.Namespace, progress: Progress) -> Asking[list[Record]]:
+    """All together, or where that ends their worker one by one, so that it is known which did."""
+
+    def job(own: Sequence[int]) -> Job:
+        payload = {"seeds": list(own), "forms": arguments.forms, "timeout": _TIMEOUT}
+        label = " to ".join(map(str, dict.fromkeys((own[0], own[-1]))))
+        return Job(f"{WORK}:tried_batch", payload, f"case {label}", (), arguments.timeout, arguments.memory_mb)
+
+    together = job(batch)
+    (answer,) = yield [(together, None)]
+    if death_of(together, answer) is None:
+        found = answer.value
+    else:
+        jobs = [job([seed]) for seed in batch]
+        answers = yield [(one, None) for one in jobs]
+        deaths = [death_of(one, answer) for one, answer in zip(jobs, answers, strict=True)]
+        found = [
+            answer.value[0] if death is None else asdict(_lost(seed, death))
+            for seed, answer, death in zip(batch, answers, deaths, strict=True)
+        ]
+    trials = [_trial(record) for record in found]
+    for trial in trials:
+        if trial.kind in BAD:
+            progress.note(f"seed {trial.seed}: " + "\n    ".join((trial.kind, *_told(trial))))
+            # What has ended its worker is not made here.
+            if arguments.out and trial.note:
+                _keep(arguments, trial)
+    return [{**asdict(trial), "kind": trial.kind} for trial in trials]
+
+
+def _lost(seed: int, death: Death) -> Trial:
+    reason = f"{death.kind}: {death.reason}"
+    return Trial(seed, "", False, (), (), "ERROR", (), reason, "", "", "", "", 0.0)
 
 
 def _keep(arguments: argparse.Namespace, trial: Trial) -> None:
@@ -133,4 +193,4 @@ def _cases(paths: Sequence[Path]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_process(main)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.campaign import RecordFile, append_record, count_of, read_records, seeds, without_times
+from benchmarks.campaign import RecordFile, count_of, read_records, seeds, without_times
 from benchmarks.campaign.__main__ import main as compare
 from souffle.cli.interruption import INTERRUPTED
 from souffle.errors import OptionError
@@ -34,19 +34,22 @@ def test_seeds_that_are_done_are_left_out() -> None:
     assert list(islice(seeds(None, None, {0}), 2)) == [1, 2] and count_of(None, None, {0}) is None
 
 
+def seed_of(record: dict) -> int:
+    return record["seed"]
+
+
 def test_a_line_that_was_not_finished_spoils_no_other(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "out.jsonl"
     assert read_records(path) == read_records(None) == []
-    append_record(path, {"seed": 1})
-    with path.open("a") as file:
-        file.write('{"seed": 2, "no')
-    append_record(path, {"seed": 3})
-    append_record(path, {"seed": 4})
-    assert [record["seed"] for record in read_records(path)] == [1, 3, 4]
-
-
-def seed_of(record: dict) -> int:
-    return record["seed"]
+    file = RecordFile(path, seed_of)
+    file.add({"seed": 4})
+    with path.open("a") as cut:
+        cut.write('{"seed": 2, "no')
+    file.add({"seed": 3})
+    file.add({"seed": 1})
+    assert [record["seed"] for record in read_records(path)] == [4, 3, 1] and len(path.read_bytes().splitlines()) == 4
+    file.close()
+    assert [json.loads(line) for line in path.read_bytes().splitlines()] == [{"seed": 1}, {"seed": 3}, {"seed": 4}]
 
 
 def test_a_file_of_records_is_in_order_in_the_end(tmp_path: Path) -> None:
@@ -148,7 +151,8 @@ def test_all_workers_give_the_same(tmp_path: Path, capsys: pytest.CaptureFixture
     for path in paths[1:]:
         assert compare([str(paths[0]), str(path)]) == 0
     assert "18 and 18 lines: the same, times aside" in capsys.readouterr().out
-    append_record(paths[1], {"seed": 99})
+    with paths[1].open("a") as file:
+        file.write('{"seed": 99}\n')
     assert compare([str(paths[0]), str(paths[1])]) == 1
     out = capsys.readouterr().out
     assert "only in" in out and "18 and 19 lines: not the same" in out

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.campaign import read_records, without_times
+from benchmarks.siege import __main__ as siege
 from benchmarks.siege.__main__ import main
 from benchmarks.siege.case import read_case, text_of, write_case
 from benchmarks.siege.forms import FORMS
@@ -31,7 +33,7 @@ def judge():
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("siege") / "out.jsonl"
-    assert main(["--seeds", f"{SEEDS.start}:{SEEDS.stop}", "--out", str(path)]) == 0
+    assert main(["--seeds", f"{SEEDS.start}:{SEEDS.stop}", "--out", str(path), "--on", "here"]) == 0
     return path
 
 
@@ -51,6 +53,28 @@ def test_a_siege_goes_on_where_it_stopped(lines: Path, capsys: pytest.CaptureFix
     main(["--report", "--out", str(lines)])
     told = capsys.readouterr().out
     assert f"{len(SEEDS)} cases" in told and "right and not proven" in told
+
+
+def test_all_workers_give_the_same(lines: Path, tmp_path: Path) -> None:
+    """Also in other batches, as where it went on."""
+    path = tmp_path / "out.jsonl"
+    for options in (["--seeds", "3:5"], ["--seeds", "0:8", "--workers", "2"]):
+        assert main([*options, "--out", str(path)]) == 0
+    assert without_times(read_records(path)) == without_times(read_records(lines))[:8]
+
+
+def test_a_kernel_that_ends_its_worker_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(siege, "WORK", "tests.benchmarks.deadly_work")
+    path = tmp_path / "out.jsonl"
+    assert main(["--seeds", "0:20", "--workers", "2", "--out", str(path)]) == 1
+    records = read_records(path)
+    assert [record["seed"] for record in records] == list(range(20))
+    why = "crash: its worker ended with signal SIGABRT (it had 8192 MB)"
+    assert [(r["seed"], r["kind"], r["reason"]) for r in records if r["kind"] in BAD] == [(3, "error", why)]
+    captured = capsys.readouterr()
+    assert "seed 3: error" in captured.err and "error:\n" in captured.out and [*tmp_path.iterdir()] == [path]
 
 
 @pytest.mark.parametrize("form", FORMS)
