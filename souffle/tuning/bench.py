@@ -160,7 +160,7 @@ class MeasuringBench:
 
 
 def _value(outcome: Outcome) -> dict[str, Any]:
-    return {"problem": outcome.failure} if outcome.failure else outcome.value
+    return {"problem": outcome.reason} if outcome.failure else outcome.value
 
 
 def built_figures(
@@ -185,11 +185,11 @@ def built_figures(
     if alone and any(outcome.failure and len(group) > 1 for group, outcome in zip(groups, outcomes, strict=True)):
         singles = yield [_building(stage, function, [look], given) for look in alone]
         again = {
-            id(look): {"problem": outcome.failure} if outcome.failure else outcome.value[0]
+            id(look): {"problem": outcome.reason} if outcome.failure else outcome.value[0]
             for look, outcome in zip(alone, singles, strict=True)
         }
     return [
-        again.get(id(look), {"problem": outcome.failure}) if outcome.failure else outcome.value[place]
+        again.get(id(look), {"problem": outcome.reason}) if outcome.failure else outcome.value[place]
         for group, outcome in zip(groups, outcomes, strict=True)
         for place, look in enumerate(group)
     ]
@@ -263,7 +263,7 @@ def bench_for(
         raise OptionError(f"measure={measure!r} is not valid; choose auto, none, gpu or rpc://HOST:PORT/KEY")
     outcome = engine.submit(Job("souffle.tuning.measuring:device", {"driver": ""}, "the GPU", resource="gpu")).result()
     if outcome.failure:
-        raise DeviceError(f"measure={measure!r}: no worker of {engine.name} has a GPU to measure on: {outcome.failure}")
+        raise DeviceError(f"measure={measure!r}: no worker of {engine.name} has a GPU to measure on: {outcome.reason}")
     return MeasuringBench(_right_gpu(measure, outcome.value, device))
 
 
@@ -273,7 +273,7 @@ def _board_bench(measure: str, device: CostDevice, engine: Engine) -> MeasuringB
     job = Job("souffle.tuning.board:device", given, f"the board {measure}", seconds=job_seconds(address))
     outcome = engine.submit(job).result()
     if outcome.failure:
-        raise DeviceError(f"measure={measure!r}: {outcome.failure}")
+        raise DeviceError(f"measure={measure!r}: {outcome.reason}")
     name = _right_gpu(measure, outcome.value, device)
     return MeasuringBench(name, "souffle.tuning.board:measure", given, "cpu", job_seconds(address))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from souffle.cost import CostDevice
@@ -208,10 +208,7 @@ class _Running:
         """Wait for one outcome, and go on with the search that it is for if it has all of its own."""
         step, place, future = self._answered.get()
         self._asked -= 1
-        try:
-            outcome = future.result()
-        except CancelledError:
-            outcome = Outcome(failure="it was cancelled")
+        outcome = future.result()
         self.lost += outcome.attempts - 1
         step.outcomes[place] = outcome
         step.missing -= 1

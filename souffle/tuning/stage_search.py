@@ -110,7 +110,7 @@ class StageSearch:
         job = self.shared.job(f"{_WORK}:sketches", "sketches", {"seed": seed, "rule": self.task.stage.schedule.rule})
         (outcome,) = yield [(job, None)]
         if outcome.failure:
-            self._problem = outcome.failure
+            self._problem = outcome.reason
             self.exhausted = True
             return
         self.spaces = tuple(Space.of_data(data) for data in outcome.value["spaces"])
@@ -202,10 +202,10 @@ class StageSearch:
         for (space, recipe), outcome in zip(new, outcomes, strict=True):
             if outcome.failure:
                 # Written down with its reason, so that no search loses a worker by it again.
-                self._looks[recipe.key] = Refused(outcome.failure)
+                self._looks[recipe.key] = Refused(outcome.reason)
                 if recipe.key not in self._known:
                     self._known.add(recipe.key)
-                    self._lost.append(self._record(recipe, Figures(problem=outcome.failure), 0, 0, "", 0.0))
+                    self._lost.append(self._record(recipe, Figures(problem=outcome.reason), 0, 0, "", 0.0))
                 continue
             value = outcome.value
             self._looks[recipe.key] = (

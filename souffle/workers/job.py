@@ -70,6 +70,11 @@ class Outcome:
     worker: str = ""
     seconds: float = 0.0
 
+    @property
+    def reason(self) -> str:
+        """The first line of `failure`; others say where in a worker's code it was."""
+        return self.failure.partition("\n")[0]
+
 
 class Engine(Protocol):
     """Runs jobs, in whatever order, on its workers; closed at the end of a ``with``.

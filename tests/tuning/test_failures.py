@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from souffle.schedule.log import RECORDS, TuningLog
 from souffle.schedule.lower import cuda_target
 from souffle.tuning import Limits, LogWriter, PredictingBench, search, tasks_of
 from souffle.tuning.bench import Figures, built_figures
-from souffle.workers import Engine, engine_for
+from souffle.workers import Engine, Job, Outcome, WorkersLostError, engine_for
 from tests.tuning.networks import APART, gemm
 from tests.workers.processes import marked, new_mark
 
@@ -152,6 +153,36 @@ def test_two_drivers_on_one_log(tmp_path) -> None:
     assert not log.problems and len(log.table.workloads) == 2
     keys = [(record.workload, record.recipe.key, record.origin.trial) for record in log.records]
     assert len(keys) == len(set(keys)) >= 2 * TRIALS
+
+
+def test_workers_that_are_lost_leave_no_trace(tasks, tmp_path, undisturbed) -> None:
+    """Futures in flight end with the workers: what they were asked for is not written down as what cannot be used."""
+
+    class Lost:
+        """An engine that loses its workers after some jobs, those that are waited for first."""
+
+        name, workers = "lost", 1
+
+        def __init__(self, engine: Engine, jobs: int) -> None:
+            self.engine, self.left, self.share = engine, jobs, engine.share
+
+        def submit(self, job: Job, check=None) -> Future[Outcome]:
+            self.left -= 1
+            if self.left >= 0:
+                return self.engine.submit(job, check)
+            future: Future[Outcome] = Future()
+            future.set_exception(WorkersLostError("the head has ended"))
+            return future
+
+    written = []
+    with engine_for("here") as here:
+        for jobs in range(1, 60, 7):
+            with pytest.raises(WorkersLostError, match=r"head has ended; what was found is in .*same command goes on"):
+                run(tasks, tmp_path, Lost(here, jobs), bench=PredictingBench(DEVICE.product))
+            written.append(TuningLog(tmp_path / ARCH, ARCH).records)
+        assert not any(record.failed for records in written for record in records) and written[-1]
+        run(tasks, tmp_path, here)
+    assert records(tmp_path).count(b"\n") == undisturbed.count(b"\n")
 
 
 def test_a_stage_that_no_worker_can_sketch_says_so(tasks, tmp_path, monkeypatch) -> None:
