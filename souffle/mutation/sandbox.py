@@ -31,6 +31,9 @@ _GRIDS = (64, 4, 2, 3)
 """Blocks of the runs, in turn: a block for each tile shows what blocks miss of each other, few blocks show what a
 block's next tile does to the one before, and three share most numbers of tiles unevenly."""
 
+_MARGIN = 1 << 16
+"""Bytes around each tensor: a mutant that reads a little outside of one finds the same wherever it runs."""
+
 LENGTH = struct.Struct("<Q")
 """The length of a message, which stands before it."""
 
@@ -103,7 +106,7 @@ def run_job(job: Job, folder: Path) -> Outcome:
         Of compiled texts.
     """
     try:
-        runner = CpuRunner(job.plan, cache_dir=folder, checked=job.checked, base=job.base)
+        runner = CpuRunner(job.plan, cache_dir=folder, checked=job.checked, base=job.base, margin=_MARGIN)
     except CudaCompileError as error:
         return Outcome("stillborn", str(error))
     where = "the run in order"

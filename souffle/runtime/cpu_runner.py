@@ -20,9 +20,13 @@ from souffle.runtime.timed_out import timeout_error
 
 __all__ = ["CpuRunner"]
 
-def _aligned(nbytes: int) -> np.ndarray:
-    """Fresh bytes at an aligned address, all ones: floats are NaN, so that an element that nobody wrote is seen."""
-    return aligned_bytes(nbytes, 0xFF)
+def _aligned(nbytes: int, margin: int = 0) -> np.ndarray:
+    """Fresh bytes at an aligned address, all ones: floats are NaN, so that an element that nobody wrote is seen.
+
+    So are the bytes of a margin before and after them.
+    """
+    before = -(-margin // ALIGNMENT) * ALIGNMENT
+    return aligned_bytes(before + nbytes + margin, 0xFF)[before : before + nbytes]
 
 
 def _view(raw: np.ndarray, buffer: Buffer) -> np.ndarray:
@@ -30,9 +34,9 @@ def _view(raw: np.ndarray, buffer: Buffer) -> np.ndarray:
     return raw[: buffer.nbytes].view(dtype).reshape(buffer.shape)
 
 
-def _moved(array: np.ndarray, buffer: Buffer) -> np.ndarray:
+def _moved(array: np.ndarray, buffer: Buffer, margin: int = 0) -> np.ndarray:
     """A copy of an array at an aligned address."""
-    moved = _view(_aligned(buffer.nbytes), buffer)
+    moved = _view(_aligned(buffer.nbytes, margin), buffer)
     moved[...] = array
     return moved
 
@@ -58,13 +62,16 @@ class _Workspace:
     memory : CheckedMemory or None
     """
 
-    def __init__(self, plan: Plan, constants: dict[int, np.ndarray], memory: CheckedMemory | None) -> None:
+    def __init__(
+        self, plan: Plan, constants: dict[int, np.ndarray], memory: CheckedMemory | None, margin: int
+    ) -> None:
         self.memory = memory
-        self.scratch = _aligned(0 if memory else plan.workspace_bytes)
+        self.scratch = _aligned(0 if memory else plan.workspace_bytes, margin)
         self.kept = dict(constants)
         for index, buffer in enumerate(plan.buffers):
             if buffer.kind in ("state", "record"):
-                self.kept[index] = memory.arrays[index] if memory else _view(_aligned(buffer.nbytes), buffer)
+                fresh = None if memory else _view(_aligned(buffer.nbytes, margin), buffer)
+                self.kept[index] = memory.arrays[index] if memory else fresh
                 self.kept[index][...] = 0
             elif memory and buffer.kind == "constant":
                 memory.arrays[index][...] = plan.constants[buffer.name]
@@ -94,6 +101,9 @@ class CpuRunner:
         A plan whose texts are compiled once, where this is one of many that differ from it in few functions.
     shared
         Where the constants of other networks are, too; with `checked`, each workspace has its own.
+    margin
+        Bytes before and after each tensor, and the workspace, that are all ones: what a kernel finds that leaves a
+        tensor by no more is the same in every process.
     """
 
     def __init__(
@@ -107,8 +117,9 @@ class CpuRunner:
         checked: bool = False,
         base: Plan | None = None,
         shared: SharedConstants | None = None,
+        margin: int = 0,
     ) -> None:
-        self._plan = plan
+        self._plan, self._margin = plan, margin
         self._order, self._seed = order, seed
         self.grids = tuple(max(1, min(kernel.tiles, blocks)) for kernel in plan.kernels)
         bases = [None] * len(plan.modules) if base is None else [module.text for module in base.modules]
@@ -124,7 +135,8 @@ class CpuRunner:
         for index, buffer in enumerate(plan.buffers):
             if buffer.kind == "constant" and not self._checked:
                 array = plan.constants[buffer.name]
-                self._constants[index] = shared.placed("cpu", array, buffer.shape, partial(_moved, array, buffer))
+                place = partial(_moved, array, buffer, margin)
+                self._constants[index] = shared.placed("cpu", array, buffer.shape, place)
 
     def reordered(self, *, seed: int, blocks: int) -> CpuRunner:
         """The same in a random order of threads, with another largest grid; nothing is compiled again."""
@@ -134,7 +146,8 @@ class CpuRunner:
         return other
 
     def _workspace(self) -> _Workspace:
-        return _Workspace(self._plan, self._constants, self._checked_memory() if self._checked else None)
+        memory = self._checked_memory() if self._checked else None
+        return _Workspace(self._plan, self._constants, memory, self._margin)
 
     def _checked_memory(self) -> CheckedMemory:
         plan = self._plan
@@ -166,14 +179,14 @@ class CpuRunner:
         for index, buffer in enumerate(plan.buffers):
             if buffer.kind == "input":
                 array = next(given)
-                if array.ctypes.data % ALIGNMENT:
-                    array = _moved(array, buffer)
+                if self._margin or array.ctypes.data % ALIGNMENT:
+                    array = _moved(array, buffer, self._margin)
             elif index in workspace.kept:
                 array = workspace.kept[index]
             elif buffer.kind == "workspace":
                 array = _view(workspace.scratch[buffer.offset :], buffer)
             else:
-                array = _view(_aligned(buffer.nbytes), buffer)
+                array = _view(_aligned(buffer.nbytes, self._margin), buffer)
             arrays.append(array)
         return arrays
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -408,3 +409,18 @@ def test_the_network_itself_gives_the_same_bits_in_all_orders(trials: Trials, sa
     assert again.kind == "same", again.detail
     other = tuple(e + 1 for e in trials.expected)
     assert sandbox.run(Job(compiled.plan, trials.inputs, other)).kind == "other bits"
+
+
+def test_a_mutant_that_reads_outside_of_a_tensor_finds_the_same_wherever_it_runs(trials: Trials) -> None:
+    """All ones, that is NaN, for some elements; and so what is said of it is the same, too."""
+    plan = trials.mutations.compiled.plan
+    mutants = map(trials.mutations.mutant, some("index", "load", stage=True))
+    broken = ((one, {c.rule for c in one.certificate().counterexamples}) for one in mutants)
+    outside = [one.emitted() for one, rules in islice((o for o in broken if "out of bounds" in o[1]), 3)]
+    assert len(outside) == 3
+    found = []
+    for _ in range(2):
+        with Sandbox() as own:
+            jobs = [Job(one, trials.inputs, trials.expected, base=plan, runs=2) for one in outside]
+            found.append([(outcome.kind, outcome.detail) for outcome in map(own.run, jobs)])
+    assert found[0] == found[1] and any(": nan for " in detail for _, detail in found[0])
