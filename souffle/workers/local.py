@@ -32,8 +32,11 @@ from souffle.workers.worker import READY
 
 __all__ = ["LocalPool", "local_engine"]
 
-_MOST_FAILED_STARTS = 3
-"""In a row: then no worker can be had."""
+_MOST_FAILED_STARTS = 8
+"""In a row: then no worker can be had. One or two may be killed where memory is short."""
+
+_START_SECONDS = 60.0
+"""For a worker to begin; then it is ended."""
 
 _LOOKED_AT = 16
 """Of the jobs that are tried again, by a worker that looks for one which it has not failed itself."""
@@ -204,7 +207,7 @@ class _Worker:
         self._lane = lane
         self._attempt: Attempt | None = None
         self._began = False
-        self._deadline: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = lane.pool.loop.call_later(_START_SECONDS, self._end_overdue)
         self.wire = Wire(self._received, self._closed)
         self.wire.connect(lane.pool.loop, process.stream)
 
@@ -220,6 +223,7 @@ class _Worker:
         if not self._began:
             self._began = message == READY
             if self._began:
+                self._done()
                 self._lane.begun(self)
             return
         answer = Answer(*pickle.loads(message))
@@ -235,7 +239,7 @@ class _Worker:
             self._lane.pump()
 
     def _done(self) -> Attempt | None:
-        """The job that it had."""
+        """The job that it had, whose time is not looked at any more."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -253,9 +257,9 @@ class _Worker:
             answer = answer_of_death(self.process, attempt.request, overdue=overdue, fault=fault)
             attempt.end(answer, self.name, self.name)
         else:
-            how = self.process.end(at_once=False)
+            how = self.process.end(at_once=overdue)
             if not self._began:
-                self._lane.pool.not_started(how)
+                self._lane.pool.not_started(f"no word in {_START_SECONDS:g} s" if overdue else how)
         self._lane.pump()
 
     def _leave(self) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import CancelledError
 from pathlib import Path
 
@@ -150,6 +153,27 @@ def test_workers_that_are_killed_from_outside(tmp_path: Path) -> None:
         assert len(pool.pids) <= 2
 
 
+def test_workers_that_are_killed_again_and_again() -> None:
+    """Wherever they are then: as they begin, in a job, or in the midst of an answer that no pipe takes at once."""
+    data, choice = os.urandom(10**6), random.Random(0)
+    jobs = [("double", data, data * 2), ("double", 1, 2), ("sleep", 0.1, 0.1)] * 30
+    pool = LocalPool(2)
+    with RetryingEngine("mine", pool) as engine:
+        futures = [engine.submit(job(name, payload, seconds=60)) for name, payload, _ in jobs]
+        for _ in range(15):
+            time.sleep(choice.uniform(0.0, 0.4))
+            with contextlib.suppress(IndexError, ProcessLookupError):
+                os.kill(choice.choice(pool.pids), choice.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV)))
+        found = [future.result(timeout=60) for future in futures]
+        for each, (_, _, value) in zip(found, jobs, strict=True):
+            if each.failure:
+                assert first_line(each).startswith("its worker ended with signal SIG") and each.attempts == 2
+            else:
+                assert each.value == value
+        assert sum(not each.failure for each in found) >= len(jobs) - 10
+        assert outcome(engine, "double", 1).value == 2 and len(pool.pids) <= 2
+
+
 def test_gpu_jobs_have_a_worker_of_their_own() -> None:
     pool = LocalPool(1)
     with RetryingEngine("mine", pool) as engine:
@@ -176,6 +200,10 @@ def test_workers_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(CancelledError):
             engine.submit(job("double", 1))
         assert engine.workers == 0
+    monkeypatch.setattr("souffle.workers.process._START", "import time; time.sleep(600)")
+    monkeypatch.setattr("souffle.workers.local._START_SECONDS", 0.1)
+    with local_engine(2) as engine, pytest.raises(WorkersLostError, match=r"the last with no word in 0.1 s"):
+        engine.submit(job("double", 1)).result(timeout=60)
     monkeypatch.setattr("sys.executable", "/no/such/python")
     with local_engine(2) as engine, pytest.raises(WorkersLostError, match=r"no process can be started: .*No such file"):
         engine.submit(job("double", 1)).result(timeout=60)
