@@ -115,26 +115,22 @@ def next_candidates(
     def draw(wanted: int, make: Callable[[], tuple[Space, Recipe]]) -> _Drawing[None]:
         """Draw until so many new candidates were seen, or too many draws gave none."""
         found = tries = 0
-        while found < wanted and tries < wanted * _TRIES:
-            drawn = [make() for _ in range(wanted - found)]
-            tries += len(drawn)
-            found += yield from see(drawn)
+        while (count := _draws(wanted, found, tries)) > 0:
+            tries += count
+            found += yield from see([make() for _ in range(count)])
 
-    yield from see(best[:_PARENTS])
     order = rng.sample(list(spaces), len(spaces))
     # Sketches take turns, however few of the draws of one fit.
-    turns = [sum(place % len(order) == own for place in range(count * _DRAWN_PER_PICK)) for own in range(len(order))]
-    left = list(zip(order, turns, strict=True))
-    for _ in range(_TRIES):
-        drawn = [(space, sampled(space, threads, rng)) for space, wanted in left for _ in range(wanted)]
-        yield from see(drawn)
-        # What is drawn again is what a sketch still lacks.
-        left = [
-            (space, wanted - sum(recipe.key in population for own, recipe in drawn if own is space))
-            for space, wanted in left
-        ]
-        if not any(wanted > 0 for _, wanted in left):
-            break
+    wanted = [sum(place % len(order) == own for place in range(count * _DRAWN_PER_PICK)) for own in range(len(order))]
+    found, tries = [0] * len(order), [0] * len(order)
+    first = list(best[:_PARENTS])
+    while any(counts := [_draws(*each) for each in zip(wanted, found, tries, strict=True)]) or first:
+        drawn = [[sampled(space, threads, rng) for _ in range(n)] for space, n in zip(order, counts, strict=True)]
+        yield from see([*first, *((space, one) for space, each in zip(order, drawn, strict=True) for one in each)])
+        first = []
+        for number, each in enumerate(drawn):
+            tries[number] += len(each)
+            found[number] += sum(key in population for key in {recipe.key for recipe in each})
     fresh = [look for look in population.values() if look.recipe.key not in known]
     for _ in range(_GENERATIONS):
         if not population:
@@ -153,6 +149,13 @@ def next_candidates(
     rng.shuffle(rest)
     more = [look for look in new if look not in picked and look not in rest]
     return [*picked, *rest, *more][:count]
+
+
+def _draws(wanted: int, found: int, tries: int) -> int:
+    """How many to draw next: as many as give what is missing, if as many fit as before. Rounds cost more than draws."""
+    if found >= wanted:
+        return 0
+    return min(-(-(wanted - found) * max(tries, 1) // max(found, 1)) if tries else wanted, wanted * _TRIES - tries)
 
 
 def _sorted(looks: list[Look], rank: Callable[[Sequence[Look]], Sequence[float]]) -> list[Look]:
