@@ -104,6 +104,8 @@ class CpuRunner:
     margin
         Bytes before and after each tensor, and the workspace, that are all ones: what a kernel finds that leaves a
         tensor by no more is the same in every process.
+    workers
+        OS threads that run blocks, see :meth:`souffle.emulator.CpuModule.launch`; with one, any run can be repeated.
     """
 
     def __init__(
@@ -118,8 +120,9 @@ class CpuRunner:
         base: Plan | None = None,
         shared: SharedConstants | None = None,
         margin: int = 0,
+        workers: int | None = None,
     ) -> None:
-        self._plan, self._margin = plan, margin
+        self._plan, self._margin, self._workers = plan, margin, workers
         self._order, self._seed = order, seed
         self.grids = tuple(max(1, min(kernel.tiles, blocks)) for kernel in plan.kernels)
         bases = [None] * len(plan.modules) if base is None else [module.text for module in base.modules]
@@ -225,6 +228,7 @@ class CpuRunner:
                     cooperative=kernel.cooperative,
                     order=self._order,
                     seed=self._seed,
+                    workers=self._workers,
                     memory=workspace.memory,
                 )
             except CheckError as found:
