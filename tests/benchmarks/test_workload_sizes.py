@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
+import pytest
 
-from benchmarks.workload_sizes import BUILDERS, draw
+from benchmarks.campaign import read_records
+from benchmarks.workload_sizes import BUILDERS, draw, main
 from souffle import models
 from souffle.cli.compare import onnxruntime_outputs
 
@@ -25,3 +29,17 @@ def test_some_workloads_alone() -> None:
     notes = [draw(seed, ("nmt", "asr")).note for seed in range(8)]
     assert {note.partition(":")[0] for note in notes} == {"nmt", "asr"}
     assert len(set(notes)) == len(notes)
+
+
+def test_a_campaign_of_them_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.jsonl"
+    options = ["--models", "layer-norm", "logistic", "--targets", "V0", "--on", "here", "--out", str(out)]
+    assert main([*options, "--seeds", "3:4"]) == 0
+    assert main([*options, "--seeds", "2:4"]) == 0
+    records = read_records(out)
+    assert [(record["seed"], record["note"].partition(":")[0]) for record in records] == [
+        (2, "layer-norm"),
+        (3, "logistic"),
+    ]
+    assert all(list(record["outcomes"]) == ["V0"] for record in records)
+    assert "2 cases: {'right': 2}" in capsys.readouterr().out

@@ -28,6 +28,20 @@ def test_rows_are_on_disk_before_the_next_is_made(tmp_path: Path) -> None:
     assert again.anew == "" and again.row("row 1") == {"key": "row 1", "figure": 1} and again.row("row 3") is None
 
 
+def test_rows_are_brought_into_an_order(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    file = ResultFile(path, header())
+    for key in "cbda":
+        file.add(key, {"is": key})
+    file.arrange(["a", "no such row", "b", "c"])
+    assert [row["key"] for row in file.rows] == [row["key"] for row in ResultFile(path, header()).rows] == list("abcd")
+    assert file.row("d") == {"key": "d", "is": "d"}
+    # What is in order already is not written again.
+    path.unlink()
+    file.arrange("abcd")
+    assert not path.exists()
+
+
 def test_the_header_says_what_made_the_file() -> None:
     made = header()
     assert {"command", "date", "souffle", "commit", "source", "device", "python", "cores", "versions"} <= made.keys()
