@@ -71,9 +71,9 @@ def death_of(job: Job, outcome: Outcome) -> Death | None:
     if not outcome.failure:
         return None
     late = job.seconds is not None and outcome.seconds >= job.seconds
-    reason, _, said = outcome.failure.partition("\n")
+    said = outcome.failure.partition("\n")[2]
     # Whether it said anything depends on what else its process has done.
-    return Death("timeout" if late else "crash", reason.removesuffix("; it said"), said)
+    return Death("timeout" if late else "crash", outcome.reason.removesuffix("; it said"), said)
 
 
 def run_cases(
