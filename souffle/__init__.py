@@ -14,8 +14,8 @@ __version__ = "0.1.0"
 _LAZY = {
     "bench": "souffle.benchmark.bench",
     "compile": "souffle.api",
-    "learn": "souffle.api",
-    "tune": "souffle.api",
+    "learn": "souffle.searching",
+    "tune": "souffle.searching",
     "load": "souffle.loading",
     "write_report": "souffle.reporting",
     "import_onnx": "souffle.frontend",

@@ -1,4 +1,4 @@
-"""What a user calls: compile a model, search schedules for it, and train what orders its fusions."""
+"""What a user calls to compile a model."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import onnx
-
-from souffle import learning
 from souffle.background import BackgroundNetwork, compile_in_background
-from souffle.cache import cache_root
 from souffle.codegen.plan import Plan
-from souffle.cost import cost_device, device_of_arch
 from souffle.dump import Dump
 from souffle.errors import OptionError
 from souffle.frontend.load import LoadedModel, load_model, open_model
@@ -23,42 +18,16 @@ from souffle.frontend.model_options import ModelOptions
 from souffle.frontend.onnx_import import import_loaded
 from souffle.kept import plan_on_host
 from souffle.loading import network_of
-from souffle.options import INTEGERS, LEVELS, Hook, Options, keep
-from souffle.pipeline import check_names, stages_of, transform_program
+from souffle.options import INTEGERS, Hook, keep
 from souffle.program import TEProgram
-from souffle.request import CompileRequest
+from souffle.request import CompileRequest, Dims, Model, checked_options
 from souffle.runtime import Network, VersionedNetwork
 from souffle.runtime.detect import gpu_arch
 from souffle.runtime.host_network import HostNetwork
 from souffle.runtime.network import check_device
-from souffle.schedule.gpu.device import device_for
-from souffle.schedule.gpu.scheduler import gpu_request
-from souffle.schedule.log import open_log
-from souffle.schedule.lower import cuda_target
-from souffle.stitching import graph_of
-from souffle.stitching.priority import FusionRules, LearningReport, learn_fusion
-from souffle.tuning import Limits, LogWriter, TuningReport, bench_for, cost_device_for, recipes_nearby, search, tasks_of
-from souffle.tuning.learned import learned_ranking
-from souffle.versions import VersionsRequest, check_open, in_versions, program_of, programs_of
-from souffle.workers import engine_for
+from souffle.versions import VersionsRequest, check_open, in_versions, program_of
 
-__all__ = ["compile", "learn", "tune"]
-
-Model = str | os.PathLike | bytes | onnx.ModelProto | TEProgram
-
-
-Dims = Mapping[str, int | Sequence[int]]
-"""The values of open dimensions by name."""
-
-
-def _options(arch: str | None, cache_dir: str | os.PathLike | None, **choices: object) -> Options:
-    """What a caller chose, checked before anything is done; where no architecture is given, for the options' own."""
-    given = {"arch": arch} if arch else {}
-    kept_in = Path(cache_dir) if cache_dir is not None else cache_root()
-    options = Options(**choices, **given, cache_dir=kept_in)
-    check_names(options)
-    return options
-
+__all__ = ["compile"]
 
 def compile(
     model: Model,
@@ -232,7 +201,7 @@ def compile(
     """
     if target not in ("auto", "cuda", "cpu"):
         raise OptionError(f"target={target!r} is not valid; choose one of auto, cuda, cpu")
-    options = _options(
+    options = checked_options(
         arch,
         cache_dir,
         level=level,
@@ -304,223 +273,3 @@ def compile(
             return compile_in_background(request, device=device, on_host=background == "cpu", progress=progress)
         return network_of(request.plan(progress=progress, hook=hook), device=device)
     return network_of(plan_of(load_model(model, given), dumped), device=device)
-
-
-def tune(
-    models: Model | Sequence[Model],
-    *,
-    trials: int,
-    arch: str | None = None,
-    log: str | os.PathLike = "tuning_logs",
-    level: str = "V4",
-    precision: str = "fp32",
-    fusion: str = "souffle",
-    policy: str | os.PathLike | None = None,
-    partition: str = "souffle",
-    reductions: str = "ordered",
-    disable: Sequence[str] = (),
-    batch: int | None = None,
-    dims: Dims | None = None,
-    constants: Mapping[str, Any] | None = None,
-    device: str | None = None,
-    tasks: str = "",
-    seed: int = 0,
-    seconds: float | None = None,
-    on: str = "local",
-    measure: str = "auto",
-    candidate_seconds: float = Limits.seconds,
-    candidate_mb: int = Limits.memory_mb,
-    cache_dir: str | os.PathLike | None = None,
-    progress: Callable[[str], None] = lambda message: None,
-) -> TuningReport:
-    """Search schedules for the stages of models, and append what is found to a tuning log.
-
-    A task is a distinct stage with a compute-intensive TE or a reduction, together with the TEs inlined before and
-    after it, as the compiler forms it. Where a GPU of this architecture is at hand, candidates are measured on it;
-    otherwise they are compiled, and the cost model predicts their time. This process chooses candidates and keeps the
-    log; workers make, compile and measure them, here or on other machines. Equal seeds and equal logs give the same
-    log, measured times aside, whichever workers there are and however many.
-
-    Parameters
-    ----------
-    models : model or sequence of models
-        Each as for :func:`compile`; equal stages of several are one task.
-    trials : int
-        Candidates built for each task, those included that the log holds already: a search that was stopped goes on.
-    arch : str, optional
-        As for :func:`compile`.
-    log : path
-        The folder of the logs. The architecture's own, inside, holds MetaSchedule's two files.
-    level, precision, fusion, policy, partition, reductions, disable, batch, dims, constants
-        As for :func:`compile`; they decide which stages there are.
-    device : str, optional
-        The product to predict for, such as ``"A100-SXM4-40GB"``. Nothing is measured then.
-    tasks : str
-        A regular expression: only stages are tuned whose name it is found in.
-    seed : int
-        Equal seeds and equal logs give equal candidates.
-    seconds : float, optional
-        After so many no further candidates are built.
-    on : str
-        Where: ``"local"`` for a process on each core, ``"local:N"`` for N of them, ``"here"`` for this process,
-        ``"ray"`` for a Ray cluster of this machine, ``"ray://HOST:PORT"`` for one that runs already.
-    measure : str
-        ``"auto"`` for what is said above, ``"none"`` to predict in any case, ``"gpu"`` for the GPUs that workers own,
-        or ``"rpc://HOST:PORT/KEY"`` for boards behind a tracker of TVM's RPC.
-    candidate_seconds : float
-        After so many a worker that makes or measures candidates is ended.
-    candidate_mb : int
-        Memory that it may take for it, in MB.
-    cache_dir, progress
-        As for :func:`compile`.
-
-    Returns
-    -------
-    TuningReport
-        Also after an interrupt: every finished batch is in the log.
-
-    Raises
-    ------
-    OptionError
-        If an option is not valid, or no GPU of this architecture is described.
-    """
-    if trials < 1:
-        raise OptionError(f"trials={trials} is not valid; at least 1, the rule's own schedule")
-    options = _options(
-        arch,
-        cache_dir,
-        level=level,
-        precision=precision,
-        fusion=fusion,
-        policy=policy,
-        partition=partition,
-        reductions=reductions,
-        disable=disable,
-    )
-    given = ModelOptions(batch, dims, constants, INTEGERS not in options.disable)
-    present = gpu_arch()
-    options = replace(options, arch=arch or present or options.arch)
-    request = gpu_request(device_for(options.arch))
-    cost_device = cost_device_for(options.arch, device)
-    with engine_for(on) as engine:
-        bench = bench_for(measure, cost_device, engine, asked=device is not None, present=present)
-        units = []
-        for model in models if isinstance(models, (list, tuple)) else (models,):
-            progress("importing")
-            units += [stages_of(program, options, progress=progress) for _, program in programs_of(model, given)]
-        wanted = tasks_of(units, tasks)
-        writer = LogWriter(Path(log), options.arch, cuda_target(options.arch))
-        known = writer.read()
-        ranker, ranking = None, ""
-        if bench.figure == "measured":
-            progress("learning from the log")
-            ranker, judgement = learned_ranking(known, cost_device, bench.device, engine, seed=seed)
-            ranking = f"by {'the cost model' if ranker is None else 'what measured records teach'}: {judgement.reason}"
-        logs = (known, *(one for one in open_log("auto", options.arch) if one.folder != known.folder))
-        report = search(
-            wanted,
-            trials=trials,
-            request=request,
-            cost_device=cost_device,
-            bench=bench,
-            writer=writer,
-            engine=engine,
-            near=recipes_nearby(logs, wanted, cost_device.product),
-            ranker=ranker,
-            limits=Limits(candidate_seconds, candidate_mb),
-            seed=seed,
-            seconds=seconds,
-            progress=progress,
-        )
-    return replace(report, ranking=ranking)
-
-
-def learn(
-    models: Model | Sequence[Model],
-    *,
-    out: str | os.PathLike,
-    evaluations: int = 1000,
-    start: str | os.PathLike | None = None,
-    limit: int | None = None,
-    level: str = "V0",
-    precision: str = "fp32",
-    device: str | None = None,
-    batch: int | None = None,
-    dims: Mapping[str, int] | None = None,
-    constants: Mapping[str, Any] | None = None,
-    checkpoint: str | os.PathLike | None = None,
-    curves: str | os.PathLike | None = None,
-    seed: int = 0,
-    progress: Callable[[str], None] = lambda message: None,
-) -> LearningReport:
-    """Train a policy that orders the fusions of networks, for ``compile(fusion="learned", policy=...)`` (002).
-
-    It is trained on all models jointly: a graph network and attention give each TE a priority, priority fusion
-    makes kernels of them, and what these are predicted to take is the reward. Nothing is compiled or run. It needs
-    ``pip install 'souffle-dl[learn]'``.
-
-    Parameters
-    ----------
-    models : model or sequence of models
-        Each as for :func:`compile`.
-    out : path
-        For the policy, a file of safetensors.
-    evaluations : int
-        Of each model's graph.
-    start : path, optional
-        A policy that is trained further; without, parameters are drawn.
-    limit : int, optional
-        TEs of a kernel, at most; the planners' own limit without. ``fusion="learned"`` has that of its policy.
-    level : str
-        ``"V0"``, ``"V1"`` or ``"V2"``, whose TEs are fused.
-    precision, batch, dims, constants
-        As for :func:`compile`.
-    device : str, optional
-        The product to predict for, such as ``"A100-SXM4-40GB"``; that of sm_90 without.
-    checkpoint : path, optional
-        Where training is kept on the way. If it is there, training goes on from it, and ends in the same bits as one
-        that was not interrupted. By default the name of `out` with ``.checkpoint`` behind it.
-    curves : path, optional
-        For a picture of the training, as SVG.
-    seed : int
-        Equal seeds give equal policies on one machine.
-    progress : callable, optional
-        Told in a few words what is being done.
-
-    Returns
-    -------
-    LearningReport
-
-    Raises
-    ------
-    OptionError
-        If an option is not valid.
-    PolicyError
-        If PyTorch or another library is missing, or a file is none of its kind or cannot be written.
-    """
-    given = ModelOptions(batch, dims, constants)
-    if level not in ("V0", "V1", "V2"):
-        raise OptionError(f"level={level!r} is not valid; choose one of V0, V1, V2, which the planners see whole")
-    learning.require(*learning.NEEDED, *(("matplotlib",) if curves is not None else ()))
-    options = Options(level=level, precision=precision)
-    product = device_of_arch(options.arch) if device is None else cost_device(device)
-    graphs = {}
-    for number, model in enumerate(models if isinstance(models, (list, tuple)) else (models,)):
-        progress("importing")
-        program, _ = transform_program(program_of(model, given), LEVELS[level], precision)
-        named = Path(model).stem if isinstance(model, (str, os.PathLike)) else program.name
-        name = named if named not in graphs else f"{named} {number}"
-        graphs[name] = graph_of(program)
-    out = Path(out)
-    return learn_fusion(
-        graphs,
-        product,
-        out,
-        rules=FusionRules() if limit is None else FusionRules(limit),
-        evaluations=evaluations,
-        start=None if start is None else Path(start),
-        seed=seed,
-        checkpoint=Path(checkpoint) if checkpoint is not None else out.with_name(f"{out.name}.checkpoint"),
-        curves=None if curves is None else Path(curves),
-        progress=progress,
-    )

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import onnx
+
+from souffle.cache import cache_root
 from souffle.codegen.plan import Plan
 from souffle.dump import Dump
 from souffle.errors import CertificateError
 from souffle.options import Hook, Options, keep, quiet
-from souffle.pipeline import compile_cuda, compile_host
+from souffle.pipeline import check_names, compile_cuda, compile_host
 from souffle.program import TEProgram
 
-__all__ = ["CompileRequest"]
+__all__ = ["CompileRequest", "Dims", "Model", "checked_options"]
+
+Model = str | os.PathLike | bytes | onnx.ModelProto | TEProgram
+
+Dims = Mapping[str, int | Sequence[int]]
+"""The values of open dimensions by name."""
+
+
+def checked_options(arch: str | None, cache_dir: str | os.PathLike | None, **choices: object) -> Options:
+    """What a caller chose, checked before anything is done; where no architecture is given, for the options' own."""
+    given = {"arch": arch} if arch else {}
+    kept_in = Path(cache_dir) if cache_dir is not None else cache_root()
+    options = Options(**choices, **given, cache_dir=kept_in)
+    check_names(options)
+    return options
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,13 +42,15 @@ LOWEST = {
     "parallel",
     "source",
     "watchdog",
+    "whole_files",
     "wording",
     "workers",
 }
 # Written beside the compiler, with its errors.
 NETWORKS = {"models", "errors"}
 HIGHEST = {
-    *("staging", "pipeline", "dump", "request", "background", "api", "loading", "versions", "onnx_backend", "torch"),
+    *("staging", "pipeline", "dump", "request", "background", "api", "searching", "loading", "versions"),
+    *("onnx_backend", "torch"),
     *("reference", "benchmark", "doctor", "doctor_trial", "debug", "reporting", "evaluation", "cli", "__main__"),
     "kept",
 }

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from souffle.errors import OptionError
+from souffle.whole_files import append_lines, replace_file
 
 __all__ = ["Record", "RecordFile", "read_records", "without_times"]
 
@@ -46,21 +47,6 @@ def _records_in(content: bytes) -> list[Record]:
             if isinstance(found, dict):
                 records.append(found)
     return records
-
-
-def _append(file: int, record: Mapping[str, Any]) -> None:
-    """Add a line; one that was not finished before stays a line of its own."""
-    size = os.fstat(file).st_size
-    cut = size and os.pread(file, 1, size - 1) != b"\n"
-    line = b"\n" * bool(cut) + _line(record)
-    try:
-        # In one piece as a rule, so that an interrupt comes before it or after it.
-        while line:
-            line = line[os.write(file, line) :]
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.ftruncate(file, size)
-        raise
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
@@ -119,7 +105,7 @@ class RecordFile:
         self.records[self._key(record)] = json.loads(json.dumps(record))
         if self._file >= 0:
             with self._naming():
-                _append(self._file, record)
+                append_lines(self._file, _line(record))
 
     def forget(self, which: Callable[[Mapping[str, Any]], bool]) -> None:
         """Do as if some records were not there."""
@@ -138,14 +124,7 @@ class RecordFile:
 
     def _sort(self) -> None:
         lines = [] if self._setting is None else [self._setting]
-        content = b"".join(map(_line, [*lines, *(self.records[key] for key in sorted(self.records))]))
-        if content != self._path.read_bytes():
-            beside = self._path.with_name(f"{self._path.name}.new")
-            with beside.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(self._path)
+        replace_file(self._path, b"".join(map(_line, [*lines, *(self.records[key] for key in sorted(self.records))])))
 
     def _opened(self) -> int:
         """The file, which this process alone writes from now on."""
@@ -177,7 +156,7 @@ class RecordFile:
                 )
             if not found:
                 with self._naming():
-                    _append(self._file, self._setting)
+                    append_lines(self._file, _line(self._setting))
         try:
             self.records = {self._key(record): record for record in found if _SETTING not in record}
         except (KeyError, TypeError) as error:

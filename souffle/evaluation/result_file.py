@@ -38,6 +38,7 @@ from souffle.errors import DeviceError, NoGpuError, SouffleError
 from souffle.runtime.cuda import Cuda
 from souffle.schedule.log import log_folders
 from souffle.source import package_digest
+from souffle.whole_files import replace_file
 
 __all__ = ["FORMAT", "ResultFile", "device_name", "result_header", "source_digest", "write_whole"]
 
@@ -124,10 +125,8 @@ def _commit() -> str | None:
 
 def write_whole(path: Path, text: str) -> None:
     """Replace a file once its new content is complete, so that what is cut short leaves the old one."""
-    part = path.with_name(path.name + ".part")
     try:
-        part.write_text(text)
-        part.replace(path)
+        replace_file(path, text.encode())
     except OSError as error:
         raise SouffleError(f"{path} cannot be written: {error.strerror}") from error
 

@@ -1,9 +1,9 @@
 """Searches schedules of stages and writes tuning logs; compilation reads them (``souffle.schedule.log``)."""
 
-from souffle.tuning.asking import Limits
 from souffle.tuning.bench import CandidateBench, MeasuringBench, PredictingBench, bench_for, cost_device_for
 from souffle.tuning.report import TaskReport, TuningReport
 from souffle.tuning.session import search
+from souffle.tuning.shared_stage import Limits
 from souffle.tuning.store import LogWriter, NewRecord
 from souffle.tuning.tasks import Task, tasks_of
 from souffle.tuning.transfer import recipes_nearby

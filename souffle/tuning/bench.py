@@ -13,10 +13,11 @@ from typing import Any, Protocol
 from souffle.codegen.nvcc import find_nvcc
 from souffle.cost import CostDevice, cost_device, device_of_arch, product_names
 from souffle.errors import CompilerNotFoundError, DeviceError, OptionError
-from souffle.tuning.asking import Asking, SharedStage, lacks_seconds
 from souffle.tuning.board import job_seconds, parse_board_address
 from souffle.tuning.evolution import Look
+from souffle.tuning.shared_stage import SharedStage, lacks_seconds
 from souffle.workers import Check, Engine, Job, Outcome
+from souffle.workers.cases import Asking
 
 __all__ = [
     "CandidateBench",

@@ -7,29 +7,24 @@ workers there are, how many, and in which order they answer.
 
 from __future__ import annotations
 
-import queue
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 
 from souffle.cost import CostDevice
 from souffle.schedule.gpu import GpuRequest
-from souffle.schedule.log import TuningLog
 from souffle.schedule.recipe import Recipe
-from souffle.tuning.asking import Asking, Limits, SharedStage
 from souffle.tuning.bench import CandidateBench
 from souffle.tuning.report import TuningReport
+from souffle.tuning.shared_stage import Limits, SharedStage
 from souffle.tuning.stage_search import BATCH, LearnedRanker, StageSearch
 from souffle.tuning.stage_work import packed_setting, packed_stage
 from souffle.tuning.store import LogWriter
 from souffle.tuning.tasks import Task
 from souffle.workers import Engine, Outcome, WorkersLostError
+from souffle.workers.cases import Asking, Cases
 
 __all__ = ["search"]
 
-_AHEAD = 3
-"""Jobs that are submitted for each worker: one that it does, and those that it takes next without waiting."""
 _SHOWN = 0.5
 """Seconds between two messages."""
 
@@ -89,14 +84,20 @@ def search(
     begin = time.monotonic()
     log = writer.read()
     setting = engine.share(packed_setting(request, cost_device))
-    running = _Running(engine, trials, seconds, progress)
+
+    def begun(task: Task) -> tuple[StageSearch, Asking[None]]:
+        shared = SharedStage(task.name, engine.share(packed_stage(task.stage.draft)), setting, limits or Limits())
+        one = StageSearch(task, request.arch, request.threads, bench, writer, shared, seed, ranker)
+        records = log.of(task.stage.draft.func)
+        return one, one.begin(records, () if records else near(task))
+
+    turns = _Turns(map(begun, tasks), trials, seconds)
+    line = _Line(engine, trials, len(tasks), turns, progress)
     interrupted = False
     try:
-        for task in tasks:
-            shared = SharedStage(task.name, engine.share(packed_stage(task.stage.draft)), setting, limits or Limits())
-            one = StageSearch(task, request.arch, request.threads, bench, writer, shared, seed, ranker)
-            running.add(one, one.begin(*_held(log, task, near)))
-        running.finish()
+        for one, _ in Cases(engine, turns):
+            turns.end(one)
+            line.show(one)
     except KeyboardInterrupt:
         interrupted = True
     except WorkersLostError as error:
@@ -105,140 +106,120 @@ def search(
     finally:
         writer.sort()
     return TuningReport(
-        tuple(one.report() for one in running.searches),
+        tuple(one.report() for one in turns.searches),
         bench.figure,
         bench.device,
         str(writer.folder),
         interrupted,
         time.monotonic() - begin,
         engine.name,
-        running.lost,
+        turns.lost,
     )
 
 
-def _held(log: TuningLog, task: Task, near: Callable[[Task], Sequence[Recipe]]) -> tuple[Sequence, Sequence[Recipe]]:
-    records = log.of(task.stage.draft.func)
-    return records, () if records else near(task)
+class _Turns:
+    """What is begun next: each task's sketches, then a batch of the task whose turn it is.
 
+    There may be nothing to begin while batches are under way, and something when one has ended.
 
-@dataclass(eq=False)
-class _Step:
-    """A part of a search that waits for workers."""
-
-    search: StageSearch
-    asking: Asking[None]
-    outcomes: list[Outcome | None] = field(default_factory=list)
-    missing: int = 0
-    begun: float = field(default_factory=time.monotonic)
-
-
-class _Running:
-    """All searches, those that wait for workers and those whose turn it may be."""
+    Parameters
+    ----------
+    beginnings : iterator of (StageSearch, Asking)
+    trials : int
+    seconds : float or None
+        After so many nothing further is begun.
+    """
 
     def __init__(
-        self, engine: Engine, trials: int, seconds: float | None, progress: Callable[[str], None]
+        self, beginnings: Iterator[tuple[StageSearch, Asking[None]]], trials: int, seconds: float | None
     ) -> None:
-        self.engine = engine
-        self.trials = trials
-        self.end = None if seconds is None else time.monotonic() + seconds
-        self.progress = progress
         self.searches: list[StageSearch] = []
         self.lost = 0
-        self._answered: queue.SimpleQueue[tuple[_Step, int, Future[Outcome]]] = queue.SimpleQueue()
-        self._asked = 0
-        self._busy: set[int] = set()
-        self._start = time.monotonic()
-        self._shown = 0.0
+        self.end_time = None if seconds is None else time.monotonic() + seconds
+        self._beginnings, self._trials = beginnings, trials
+        self._begun: dict[int, float] = {}
 
-    def add(self, search: StageSearch, asking: Asking[None]) -> None:
-        """Another search, with what it begins with."""
-        self.searches.append(search)
-        while self._asked >= self._wanted:
-            self._answer()
-        self._begin(search, asking)
+    def __iter__(self) -> _Turns:
+        return self
 
-    def finish(self) -> None:
-        """Until no batch is left to begin, and all that were begun are done."""
-        while True:
-            while self._asked < self._wanted and (search := self._next()) is not None:
-                count = min(BATCH, self.trials - search.trials)
-                self._begin(search, search.batch(count))
-            if not self._busy:
-                return
-            self._answer()
+    def __next__(self) -> tuple[StageSearch, Asking[None]]:
+        found = next(self._beginnings, None)
+        if found is not None:
+            self.searches.append(found[0])
+        else:
+            search = self._next_search()
+            found = search, search.batch(min(BATCH, self._trials - search.trials))
+        self._begun[id(found[0])] = time.monotonic()
+        return found[0], self._counted(found[1])
 
-    @property
-    def _wanted(self) -> int:
-        return _AHEAD * max(1, self.engine.workers)
+    def end(self, search: StageSearch) -> None:
+        """What it was doing has ended: it may have another turn."""
+        search.seconds_spent += time.monotonic() - self._begun.pop(id(search))
 
-    def _next(self) -> StageSearch | None:
-        """The task whose turn it is: the fewest trials first, then what takes the network most time."""
-        if self.end is not None and time.monotonic() > self.end:
-            return None
-        free = (one for one in self.searches if id(one) not in self._busy and self._open(one))
+    def is_open(self, search: StageSearch) -> bool:
+        """Whether it has candidates left to try."""
+        return search.trials < self._trials and not search.exhausted
+
+    def _next_search(self) -> StageSearch:
+        """The fewest trials first, then what takes the network most time."""
+        if self.end_time is not None and time.monotonic() > self.end_time:
+            raise StopIteration
 
         def order(one: StageSearch) -> tuple[int, float]:
             took = one.best_seconds
             return (one.trials // BATCH, -one.task.weight * (1.0 if took is None else took))
 
-        return min(free, key=order, default=None)
+        free = [one for one in self.searches if id(one) not in self._begun and self.is_open(one)]
+        if not free:
+            raise StopIteration
+        return min(free, key=order)
 
-    def _open(self, search: StageSearch) -> bool:
-        return search.trials < self.trials and not search.exhausted
+    def _counted(self, asking: Asking[None]) -> Asking[None]:
+        """The same, with attempts counted that came to nothing."""
+        outcomes: Sequence[Outcome] | None = None
+        while True:
+            try:
+                jobs = next(asking) if outcomes is None else asking.send(outcomes)
+            except StopIteration:
+                return
+            outcomes = yield jobs
+            self.lost += sum(outcome.attempts - 1 for outcome in outcomes)
 
-    def _begin(self, search: StageSearch, asking: Asking[None]) -> None:
-        self._busy.add(id(search))
-        self._go_on(_Step(search, asking), None)
 
-    def _go_on(self, step: _Step, outcomes: Sequence[Outcome] | None) -> None:
-        try:
-            jobs = next(step.asking) if outcomes is None else step.asking.send(outcomes)
-        except StopIteration:
-            self._busy.discard(id(step.search))
-            step.search.seconds_spent += time.monotonic() - step.begun
-            self._say(step.search)
-            return
-        step.outcomes, step.missing = [None] * len(jobs), len(jobs)
-        for place, (job, check) in enumerate(jobs):
-            self._asked += 1
-            future = self.engine.submit(job, check)
-            future.add_done_callback(lambda done, place=place: self._answered.put((step, place, done)))
+class _Line:
+    """Says how far a search is."""
 
-    def _answer(self) -> None:
-        """Wait for one outcome, and go on with the search that it is for if it has all of its own."""
-        step, place, future = self._answered.get()
-        self._asked -= 1
-        outcome = future.result()
-        self.lost += outcome.attempts - 1
-        step.outcomes[place] = outcome
-        step.missing -= 1
-        if not step.missing:
-            self._go_on(step, [one for one in step.outcomes if one is not None])
+    def __init__(
+        self, engine: Engine, trials: int, tasks: int, turns: _Turns, progress: Callable[[str], None]
+    ) -> None:
+        self._engine, self._trials, self._tasks = engine, trials, tasks
+        self._turns, self._progress = turns, progress
+        self._start, self._shown = time.monotonic(), 0.0
 
-    def _say(self, last: StageSearch) -> None:
+    def show(self, last: StageSearch) -> None:
+        """Say it, if it is time, and at the end."""
         now = time.monotonic()
-        if now - self._shown < _SHOWN and self._busy:
-            return
-        self._shown = now
-        self.progress(self._line(last, now))
+        if now - self._shown >= _SHOWN or not any(map(self._turns.is_open, self._turns.searches)):
+            self._shown = now
+            self._progress(self._words(last, now))
 
-    def _line(self, last: StageSearch, now: float) -> str:
+    def _words(self, last: StageSearch, now: float) -> str:
         """Workers, candidates a second, the best so far and the time left."""
-        done = sum(one.trials - one.old_trials for one in self.searches)
-        open_ = sum(self.trials - one.trials for one in self.searches if self._open(one))
+        searches = self._turns.searches
+        done = sum(one.trials - one.old_trials for one in searches)
+        open_ = sum(self._trials - one.trials for one in searches if self._turns.is_open(one))
         rate = done / (now - self._start) if done else 0.0
-        workers = self.engine.workers
+        workers = self._engine.workers
         parts = [f"{workers} worker{'' if workers == 1 else 's'}", f"{rate:.1f} candidates/s"]
-        parts.append(f"task {self.searches.index(last) + 1}/{len(self.searches)} {last.task.name}")
+        parts.append(f"task {searches.index(last) + 1}/{self._tasks} {last.task.name}")
         best = "none works yet" if last.best_seconds is None else f"best {last.best_seconds * 1e6:.1f} µs"
         own = "" if last.own_seconds is None else f" (rule's own {last.own_seconds * 1e6:.1f} µs)"
-        parts.append(f"trial {last.trials}/{self.trials}, {best}{own}")
-        if self.lost:
-            parts.append(f"{self.lost} attempts lost")
+        parts.append(f"trial {last.trials}/{self._trials}, {best}{own}")
+        if self._turns.lost:
+            parts.append(f"{self._turns.lost} attempts lost")
         if rate:
             left = open_ / rate
-            if self.end is not None:
-                left = min(left, max(0.0, self.end - now))
+            if self._turns.end_time is not None:
+                left = min(left, max(0.0, self._turns.end_time - now))
             parts.append(f"{left / 60:.0f} min {left % 60:.0f} s left")
         return ", ".join(parts)
-

@@ -12,14 +12,15 @@ from souffle.schedule.gpu.device import device_for
 from souffle.schedule.recipe import Recipe
 from souffle.schedule.record import Record
 from souffle.schedule.tuned import crowding
-from souffle.tuning.asking import Asking, SharedStage, lacks_seconds
 from souffle.tuning.bench import CandidateBench, Figures
 from souffle.tuning.evolution import Look, next_candidates
 from souffle.tuning.report import TaskReport
+from souffle.tuning.shared_stage import SharedStage, lacks_seconds
 from souffle.tuning.space import Space
 from souffle.tuning.store import LogWriter, NewRecord, origin_now
 from souffle.tuning.tasks import Task
 from souffle.tuning.transfer import fitted_recipe
+from souffle.workers.cases import Asking
 
 __all__ = ["BATCH", "LearnedRanker", "StageSearch"]
 

@@ -22,12 +22,11 @@ from souffle.schedule.log import RECORDS, WORKLOADS, Record, RecordOrigin, Tunin
 from souffle.schedule.recipe import Recipe
 from souffle.schedule.record import DAMAGED, record_line, record_of, workload_digest, workload_line, workload_of
 from souffle.tvm_compat import TVM_PIN
+from souffle.whole_files import append_lines, replace_file
 
 __all__ = ["LogWriter", "NewRecord", "origin_now"]
 
 _LOCK = ".lock"
-_NEW = ".new"
-"""Ends the name of a file that is about to take another's place."""
 
 _LOGGER = logging.getLogger("souffle.tuning")
 
@@ -188,19 +187,9 @@ class LogWriter:
         return self._table
 
     def _extend(self, name: str, lines: bytes) -> None:
-        """Append whole lines, behind the end of a line that was cut off; all of them, or nothing."""
         file = os.open(self.folder / name, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         try:
-            size = os.fstat(file).st_size
-            if size and os.pread(file, 1, size - 1) != b"\n":
-                lines = b"\n" + lines
-            try:
-                while lines:
-                    lines = lines[os.write(file, lines) :]
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(file, size)
-                raise
+            append_lines(file, lines)
         finally:
             os.close(file)
 
@@ -211,19 +200,8 @@ class LogWriter:
 
     def _replace(self, name: str, lines: Sequence[bytes]) -> None:
         path = self.folder / name
-        text = b"".join(line + b"\n" for line in lines)
-        if (path.read_bytes() if path.is_file() else b"") == text:
-            return
-        beside = path.with_name(name + _NEW)
-        try:
-            with beside.open("wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
-        finally:
-            with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
+        if lines or path.is_file():
+            replace_file(path, b"".join(line + b"\n" for line in lines))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -42,7 +42,8 @@ class Cases(Generic[_Name, _Result]):
     """Iterates over cases as they end, by their names and what came of them.
 
     Cases are begun in their order, and taken from an iterable only when there is room for them: it may be endless, and
-    it may end when time is up. All happens in the thread that iterates.
+    it may end when time is up. It is asked again whenever an outcome has come: an iterator of one's own may have
+    nothing to begin at one time, and something after a case has ended. All happens in the thread that iterates.
 
     Parameters
     ----------

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from souffle.workers.retrying import Attempt
 __all__ = ["LoopPool", "Wire"]
 
 
-class LoopPool:
+class LoopPool(ABC):
     """What pools have in common that have a thread of their own.
 
     Methods with a leading underscore run in that thread, and need no lock.
@@ -86,20 +87,20 @@ class LoopPool:
             self._accept(self._inbox.popleft())
         self._pump()
 
-    def _begin(self) -> None:
+    def _begin(self) -> None:  # noqa: B027 -- most pools have nothing to do then
         """Before anything else."""
 
+    @abstractmethod
     def _accept(self, attempt: Attempt) -> None:
         """Have an attempt wait."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _pump(self) -> None:
         """Begin what can be begun."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _end(self) -> None:
         """End all workers."""
-        raise NotImplementedError
 
 
 class Wire(asyncio.Protocol):

@@ -26,8 +26,8 @@ from souffle.schedule.log import Record, TuningLog, Workload
 from souffle.schedule.lower import cuda_target, lower_stage, text_of
 from souffle.schedule.packed import unpack_function
 from souffle.schedule.recipe import Recipe
-from souffle.tuning.asking import Limits
 from souffle.tuning.learned.features import FEATURES, features_of
+from souffle.tuning.shared_stage import Limits
 from souffle.workers import Engine, Job, Outcome
 
 __all__ = ["MOST_RECORDS", "Sample", "described", "measured_records", "measured_samples"]

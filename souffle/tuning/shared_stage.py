@@ -1,23 +1,15 @@
-"""How a part of a search asks workers: it yields jobs, and is sent their outcomes.
-
-So each stage's search reads from top to bottom as if it ran alone, while whoever drives it
-(:mod:`souffle.tuning.session`) runs many of them on workers of which none waits.
-"""
+"""What a part of a search asks workers about a stage, within which limits, and which answers cannot be true."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from souffle.workers import Check, Job, Outcome
+from souffle.workers import Job
 
-__all__ = ["Asking", "Limits", "SharedStage", "lacks_seconds"]
-
-_Result = TypeVar("_Result")
-Asking = Generator[Sequence[tuple[Job, Check | None]], Sequence[Outcome], _Result]
-"""Yields jobs, is sent their outcomes in the same order, and returns what it was to find."""
+__all__ = ["Limits", "SharedStage", "lacks_seconds"]
 
 
 @dataclass(frozen=True)
