@@ -47,15 +47,18 @@ class Bounder:
     ) -> None:
         self.ranges = ranges
         self.values = values
-        self.known: dict[Any, Bounds] = {}
+        # By address, which no other node has while these are held: nodes are slow to compare.
+        self._known: dict[int, tuple[PrimExpr, Bounds]] = {}
 
     def __call__(self, node: PrimExpr) -> Bounds:
         """What a number, or each of a vector, may be as a whole number."""
         if isinstance(node, tirx.IntImm):
             return Bounds(int(node.value), int(node.value), False)
-        if node not in self.known:
-            self.known[node] = self._of(node)
-        return self.known[node]
+        address = node.__chandle__()
+        known = self._known.get(address)
+        if known is None:
+            known = self._known[address] = node, self._of(node)
+        return known[1]
 
     def _of(self, node: PrimExpr) -> Bounds:
         operation = operation_of(node)
@@ -175,6 +178,7 @@ def _scalar_type(dtype: str) -> str:
     return str(tvm.DataType(dtype).with_lanes(1))
 
 
+@cache
 def limits(dtype: str) -> tuple[int, int]:
     """The least and the greatest number of an integer type."""
     if dtype.startswith("bool"):

@@ -123,11 +123,8 @@ class _StageWork:
         schedule = followed(whole, self.func, self.request)
         if isinstance(schedule, Refused):
             return schedule
-        functions = lower_stage("stage", schedule, self.target)
-        shared = max(function.shared_bytes for function in functions)
-        if shared > self.request.max_shared_bytes:
-            most = self.request.max_shared_bytes
-            return Refused(f"{shared} bytes of shared memory, a block may use {most}")
+        most = self.request.max_shared_bytes
+        functions = lower_stage("stage", schedule, self.target, max_shared_bytes=most)
         return _Looked(schedule, functions, whole.trace)
 
     def _processed(self, recipe: Recipe) -> Recipe | Refused:

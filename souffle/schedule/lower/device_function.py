@@ -40,7 +40,7 @@ from souffle.schedule.lower.tvm_defects import (
 from souffle.schedule.lower.uniform_barriers import LoweringError, barrier_scope, with_whole_warps
 from souffle.schedule.lower.unrolled_indices import with_short_indices
 from souffle.tvm_calls import structural_map, structural_walk
-from souffle.tvm_compat import PrimExpr, collect, const_int, sequence, substitute
+from souffle.tvm_compat import PrimExpr, collect, const_int, sequence, statements_of, substitute
 
 __all__ = [
     "WINDOWS",
@@ -184,7 +184,9 @@ def _device_passes() -> tvm.transform.Pass:
     )
 
 
-def lower_stage(name: str, schedule: GpuSchedule, target: tvm.target.Target) -> tuple[DeviceFunction, ...]:
+def lower_stage(
+    name: str, schedule: GpuSchedule, target: tvm.target.Target, *, max_shared_bytes: int | None = None
+) -> tuple[DeviceFunction, ...]:
     """Lower a scheduled stage to device functions.
 
     Parameters
@@ -194,6 +196,9 @@ def lower_stage(name: str, schedule: GpuSchedule, target: tvm.target.Target) -> 
     schedule : GpuSchedule
     target : Target
         See :func:`cuda_target`.
+    max_shared_bytes : int, optional
+        Shared memory that a block may use: a schedule that needs more is refused before its loops are unrolled, which
+        can take seconds.
 
     Returns
     -------
@@ -203,22 +208,31 @@ def lower_stage(name: str, schedule: GpuSchedule, target: tvm.target.Target) -> 
     Raises
     ------
     LoweringError
-        If a pass of TVM refuses the stage, or it uses launch dimensions other than blockIdx and threadIdx.
+        If a pass of TVM refuses the stage, it uses launch dimensions other than blockIdx and threadIdx, or more shared
+        memory than a block may.
     """
-    functions = _device_kernels(name, schedule, target, vectorize=True)
+    most = max_shared_bytes
+    functions = _device_kernels(name, schedule, target, most, vectorize=True)
     if any(check(function) for check in _UNWRITTEN for function in functions):
         # One that comes about in a later pass, which :func:`without_gathers` could not see.
-        functions = _device_kernels(name, schedule, target, vectorize=False)
+        functions = _device_kernels(name, schedule, target, most, vectorize=False)
     functions.sort(key=lambda f: (len(str(f.attrs["global_symbol"])), str(f.attrs["global_symbol"])))
     result = []
     for index, function in enumerate(functions):
         label = name if len(functions) == 1 else f"{name}_{index}"
         result.append(_device_function(label, function, schedule))
+    shared = max(function.shared_bytes for function in result)
+    if most is not None and shared > most:
+        raise _too_much_shared_memory(name, shared, most)
     return tuple(result)
 
 
+def _too_much_shared_memory(name: str, needed: int, most: int) -> LoweringError:
+    return LoweringError(f"stage {name} needs {needed} bytes of shared memory, a block may use {most}")
+
+
 def _device_kernels(
-    name: str, schedule: GpuSchedule, target: tvm.target.Target, *, vectorize: bool
+    name: str, schedule: GpuSchedule, target: tvm.target.Target, max_shared_bytes: int | None, *, vectorize: bool
 ) -> list[tirx.PrimFunc]:
     function = with_long_shapes(schedule.func.with_body(with_ieee_arithmetic(schedule.func.body)))
     module = tvm.IRModule({name: one_scope(function).with_attr("global_symbol", name)})
@@ -231,6 +245,9 @@ def _device_kernels(
             first, second, third, barriers, last = _passes(vectorize, compact=_has_blocks(function))
             module = first(_mapped(module, paired_conditions))
             module = second(_mapped(module, without_gathers, named_results))
+            needed = max(map(_least_shared_bytes, module.functions.values()))
+            if max_shared_bytes is not None and needed > max_shared_bytes:
+                raise _too_much_shared_memory(name, needed, max_shared_bytes)
             module = third(_mapped(module, without_names))
             _, device = split_host_device_mods(last(synchronized(module, barriers)))
             plain = [
@@ -238,6 +255,8 @@ def _device_kernels(
                 for mod in device.values()
             ]
             return [function for mod in plain for function in mod.functions.values()]
+    except LoweringError:
+        raise
     except (ValueError, TypeError, RuntimeError) as error:
         raise LoweringError(
             f"stage {name} (rule {schedule.rule}) cannot be lowered: {str(error).strip().splitlines()[-1]}"
@@ -314,13 +333,9 @@ def _pooled(kernel: tirx.PrimFunc) -> tuple[tirx.Stmt, tirx.Buffer, int]:
     """The body with its shared memory as parts of one pool, with no threads bound; the pool, and its bytes."""
     pool_bytes = 0
     offsets: list[tuple[tirx.Buffer, int]] = []
-    for alloc in collect(kernel.body, tirx.AllocBuffer):
-        if str(alloc.buffer.scope()) in ("shared", "shared.dyn"):
-            offsets.append((alloc.buffer, pool_bytes))
-            element = tvm.DataType(str(alloc.buffer.dtype))
-            elements = prod(const_int(extent) for extent in alloc.buffer.shape)
-            nbytes = elements * element.lanes * max(1, element.bits // 8)
-            pool_bytes += -(-nbytes // _POOL_ALIGNMENT) * _POOL_ALIGNMENT
+    for buffer, nbytes in _shared_buffers(kernel.body):
+        offsets.append((buffer, pool_bytes))
+        pool_bytes += nbytes
     pool = tirx.decl_buffer((max(pool_bytes, 1),), "uint8", name="pool", scope="shared.dyn")
 
     def strip(attr: tirx.AttrStmt) -> tirx.Stmt:
@@ -334,6 +349,23 @@ def _pooled(kernel: tirx.PrimFunc) -> tuple[tirx.Stmt, tirx.Buffer, int]:
 
     body = structural_map(kernel.body, [(tirx.AttrStmt, strip), (tirx.AllocBuffer, place)])
     return body, pool, pool_bytes
+
+
+def _shared_buffers(statement: tirx.Stmt) -> list[tuple[tirx.Buffer, int]]:
+    """What is allocated of shared memory, with the bytes that each takes in the pool."""
+    found = []
+    for alloc in collect(statement, tirx.AllocBuffer):
+        if str(alloc.buffer.scope()) in ("shared", "shared.dyn"):
+            element = tvm.DataType(str(alloc.buffer.dtype))
+            elements = prod(const_int(extent) for extent in alloc.buffer.shape)
+            nbytes = elements * element.lanes * max(1, element.bits // 8)
+            found.append((alloc.buffer, -(-nbytes // _POOL_ALIGNMENT) * _POOL_ALIGNMENT))
+    return found
+
+
+def _least_shared_bytes(function: tirx.PrimFunc) -> int:
+    """What a block needs of shared memory at least, of a function whose parts may be kernels of their own."""
+    return max(sum(nbytes for _, nbytes in _shared_buffers(part)) for part in statements_of(function.body))
 
 
 def _pointers(name: str, kernel: tirx.PrimFunc, original: tirx.PrimFunc) -> list[tirx.Var]:
