@@ -74,10 +74,23 @@ class Watched:
             self.values[job.function].append(done.result().value)
 
 
-def _share(*words: Any) -> float:
-    """A number from 0 to 1 that depends on the words alone."""
-    text = json.dumps(words, sort_keys=True).encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:6], "big") / 2**48
+class _Drawn:
+    """Numbers from 0 to 1 that depend on a job alone. A job is looked at once, which takes longer than all else."""
+
+    def __init__(self) -> None:
+        self._digests: dict[int, bytes] = {}
+
+    def __call__(self, word: object, job: Job) -> float:
+        """A number for a word."""
+        digest = self._digests.get(id(job))
+        if digest is None:
+            text = json.dumps(job.payload, sort_keys=True).encode()
+            digest = self._digests[id(job)] = hashlib.sha256(text).digest()
+        return int.from_bytes(hashlib.sha256(digest + repr(word).encode()).digest()[:6], "big") / 2**48
+
+    def done(self, job: Job) -> None:
+        """Nothing more is asked of it."""
+        self._digests.pop(id(job), None)
 
 
 def _tasks(names: Sequence[str], level: str, arch: str) -> tuple[Task, ...]:
@@ -156,12 +169,12 @@ def _played(setting: _Setting, tasks: Sequence[Task], candidates: int, sizes: Se
         if name.endswith(":sketches"):
             sketches = dict(zip([task.name for task in tasks], values, strict=True))
 
-    busy, playing = [0.0], [0.0]
+    busy, playing, drawn = [0.0], [0.0], _Drawn()
 
     def seconds(job: Job) -> float:
         begin = time.thread_time()
         times = taken[job.function]
-        took = times[int(_share("time", job.payload) * len(times))]
+        took = times[int(drawn("time", job) * len(times))]
         busy[0] += took
         playing[0] += time.thread_time() - begin
         return took
@@ -169,6 +182,7 @@ def _played(setting: _Setting, tasks: Sequence[Task], candidates: int, sizes: Se
     def given(job: Job) -> Any:
         begin = time.thread_time()
         value = answer(job)
+        drawn.done(job)
         playing[0] += time.thread_time() - begin
         return value
 
@@ -176,9 +190,9 @@ def _played(setting: _Setting, tasks: Sequence[Task], candidates: int, sizes: Se
         kind = job.function.rpartition(":")[2]
         if kind == "sketches":
             return sketches[job.label.rpartition("of stage ")[2]]
-        predicted = [1e-6 * (1 + _share(warm, job.payload)) for warm in (False, True)]
+        predicted = [1e-6 * (1 + drawn(warm, job)) for warm in (False, True)]
         if kind == "look":
-            if _share("fits", job.payload) > fitting:
+            if drawn("fits", job) > fitting:
                 return {"problem": "it does not fit"}
             return {**one_look, "recipe": job.payload["recipe"], "seconds": predicted}
         figures = {"problem": "", "seconds": predicted, "registers": 64, "spill_bytes": 0}

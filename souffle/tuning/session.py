@@ -7,6 +7,8 @@ workers there are, how many, and in which order they answer.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -25,6 +27,8 @@ from souffle.workers.cases import Asking, Cases
 
 __all__ = ["search"]
 
+_AHEAD = 12
+"""Jobs for each worker that are asked for: a stage asks for some, and goes on when it has all of them."""
 _SHOWN = 0.5
 """Seconds between two messages."""
 
@@ -95,9 +99,11 @@ def search(
     line = _Line(engine, trials, len(tasks), turns, progress)
     interrupted = False
     try:
-        for one, _ in Cases(engine, turns):
-            turns.end(one)
-            line.show(one)
+        # Those that are behind go first, so that no stage is left alone with its rounds in the end.
+        with _rare_collections():
+            for one, _ in Cases(engine, turns, ahead=_AHEAD, order=lambda one, step: (one.trials, step)):
+                turns.end(one)
+                line.show(one)
     except KeyboardInterrupt:
         interrupted = True
     except WorkersLostError as error:
@@ -115,6 +121,21 @@ def search(
         engine.name,
         turns.lost,
     )
+
+
+@contextlib.contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Python looks for garbage in all that is held a twentieth as often.
+
+    Recipes are lists of lists, and to look through all that were drawn takes most of a second, in which no worker is
+    given anything.
+    """
+    young, middle, old = gc.get_threshold()
+    gc.set_threshold(young, middle, 20 * old)
+    try:
+        yield
+    finally:
+        gc.set_threshold(young, middle, old)
 
 
 class _Turns:

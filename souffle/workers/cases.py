@@ -5,6 +5,7 @@ So what happens to one case reads from top to bottom as if it ran alone, and no 
 
 from __future__ import annotations
 
+import heapq
 import queue
 import threading
 from collections import deque
@@ -27,6 +28,9 @@ Asking = Generator[Sequence[tuple[Job, Check | None]], Sequence[Outcome], _Resul
 _AHEAD = 3
 """Jobs that are submitted for each worker: one that it does, and those that it takes next without waiting."""
 
+Order = Callable[[_Name, int], tuple]
+"""Of jobs that wait, those of the case and step go first for which it is least."""
+
 
 @dataclass(eq=False)
 class _Step(Generic[_Name, _Result]):
@@ -34,6 +38,7 @@ class _Step(Generic[_Name, _Result]):
 
     name: _Name
     asking: Asking[_Result]
+    number: int
     outcomes: list[Outcome | None]
     missing: int
 
@@ -53,6 +58,11 @@ class Cases(Generic[_Name, _Result]):
     interrupted : callable
         Whether there was an interrupt. What a job in this very thread gives after one is dropped, and the interrupt is
         raised again: code below may have made an error of its own of it, or gone on.
+    ahead : int
+        Jobs for each worker that are asked for before another case is begun; with many, many cases are under way.
+    order : callable, optional
+        Which jobs go to workers first where more are asked for than these can take: by the name of a case, and by how
+        many steps it has had. Those that were asked for first, without.
     """
 
     def __init__(
@@ -60,12 +70,17 @@ class Cases(Generic[_Name, _Result]):
         engine: Engine,
         cases: Iterable[tuple[_Name, Asking[_Result]]],
         interrupted: Callable[[], bool] = lambda: False,
+        *,
+        ahead: int = _AHEAD,
+        order: Order[_Name] = lambda name, step: (),
     ) -> None:
         self._engine, self._interrupted = engine, interrupted
         self._cases = iter(cases)
         self._answers: queue.SimpleQueue[tuple[_Step[_Name, _Result], int, Future[Outcome]]] = queue.SimpleQueue()
         self._ended: deque[tuple[_Name, _Result]] = deque()
-        self._asked = 0
+        self._ahead, self._order = ahead, order
+        self._waiting: list[tuple[tuple, int, _Step[_Name, _Result], int, Job, Check | None]] = []
+        self._asked = self._given = self._numbered = 0
 
     def add(self, cases: Iterable[tuple[_Name, Asking[_Result]]]) -> None:
         """Begin these before all others that are not begun yet."""
@@ -80,7 +95,7 @@ class Cases(Generic[_Name, _Result]):
             If no worker is left.
         """
         while True:
-            while self._asked < _AHEAD * max(1, self._engine.workers) and self._begin_next():
+            while self._asked < self._ahead * max(1, self._engine.workers) and self._begin_next():
                 # An engine of this thread has answered already.
                 self._hear_what_there_is()
                 yield from self._taken()
@@ -94,7 +109,7 @@ class Cases(Generic[_Name, _Result]):
         while not self._answers.empty():
             step, place, future = self._answers.get()
             if not future.cancelled() and future.exception() is None and self._is_complete(step, place, future):
-                self._advance(step.name, step.asking, step.outcomes, ask=False)
+                self._advance(step.name, step.asking, step.number + 1, step.outcomes, ask=False)
         yield from self._taken()
 
     def _taken(self) -> Iterator[tuple[_Name, _Result]]:
@@ -106,7 +121,9 @@ class Cases(Generic[_Name, _Result]):
     def _begin_next(self) -> bool:
         found = next(self._cases, None)
         if found is not None:
-            self._advance(*found, None)
+            name, asking = found
+            self._advance(name, asking, 0, None)
+            self._give()
         return found is not None
 
     def _hear_what_there_is(self) -> None:
@@ -116,8 +133,10 @@ class Cases(Generic[_Name, _Result]):
     def _hear(self, answer: tuple[_Step[_Name, _Result], int, Future[Outcome]]) -> None:
         step, place, future = answer
         self._asked -= 1
+        self._given -= 1
         if self._is_complete(step, place, future):
-            self._advance(step.name, step.asking, step.outcomes)
+            self._advance(step.name, step.asking, step.number + 1, step.outcomes)
+        self._give()
 
     def _is_complete(self, step: _Step[_Name, _Result], place: int, future: Future[Outcome]) -> bool:
         step.outcomes[place] = future.result()
@@ -125,7 +144,13 @@ class Cases(Generic[_Name, _Result]):
         return step.missing == 0
 
     def _advance(
-        self, name: _Name, asking: Asking[_Result], outcomes: Sequence[Outcome] | None, *, ask: bool = True
+        self,
+        name: _Name,
+        asking: Asking[_Result],
+        number: int,
+        outcomes: Sequence[Outcome] | None,
+        *,
+        ask: bool = True,
     ) -> None:
         """Until the case waits for workers, or has ended; what asks for no job is asked on."""
         while True:
@@ -138,9 +163,17 @@ class Cases(Generic[_Name, _Result]):
                 break
             outcomes = ()
         if ask:
-            step = _Step(name, asking, [None] * len(jobs), len(jobs))
+            step = _Step(name, asking, number, [None] * len(jobs), len(jobs))
             for place, (job, check) in enumerate(jobs):
-                self._submit(step, place, job, check)
+                self._numbered += 1
+                heapq.heappush(self._waiting, (self._order(name, number), self._numbered, step, place, job, check))
+            self._asked += len(jobs)
+
+    def _give(self) -> None:
+        """Give workers jobs that wait."""
+        while self._waiting and self._given < _AHEAD * max(1, self._engine.workers):
+            _, _, *job = heapq.heappop(self._waiting)
+            self._submit(*job)
 
     def _submit(self, step: _Step[_Name, _Result], place: int, job: Job, check: Check | None) -> None:
         caller = threading.get_ident()
@@ -149,7 +182,7 @@ class Cases(Generic[_Name, _Result]):
             if threading.get_ident() != caller or not self._interrupted():
                 self._answers.put((step, place, future))
 
-        self._asked += 1
+        self._given += 1
         self._engine.submit(job, check).add_done_callback(hear)
         if self._interrupted():
             raise KeyboardInterrupt  # once more, for the first may have been swallowed on its way

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -155,8 +156,9 @@ def test_two_drivers_on_one_log(tmp_path) -> None:
     assert len(keys) == len(set(keys)) >= 2 * TRIALS
 
 
-def test_workers_that_are_lost_leave_no_trace(tasks, tmp_path, undisturbed) -> None:
+def test_workers_that_are_lost_leave_no_trace(tasks, tmp_path, undisturbed, monkeypatch) -> None:
     """Futures in flight end with the workers: what they were asked for is not written down as what cannot be used."""
+    monkeypatch.setattr("souffle.tuning.session.BATCH", 2)  # so that some are written before others
 
     class Lost:
         """An engine that loses its workers after some jobs, those that are waited for first."""
@@ -176,11 +178,16 @@ def test_workers_that_are_lost_leave_no_trace(tasks, tmp_path, undisturbed) -> N
 
     written = []
     with engine_for("here") as here:
-        for jobs in range(1, 60, 7):
-            with pytest.raises(WorkersLostError, match=r"head has ended; what was found is in .*same command goes on"):
+        for jobs in range(1, 400, 9):
+            try:
                 run(tasks, tmp_path, Lost(here, jobs), bench=PredictingBench(DEVICE.product))
-            written.append(TuningLog(tmp_path / ARCH, ARCH).records)
-        assert not any(record.failed for records in written for record in records) and written[-1]
+            except WorkersLostError as error:
+                assert re.search(r"head has ended; what was found is in .*same command goes on", str(error))
+                written.append(TuningLog(tmp_path / ARCH, ARCH).records)
+            else:
+                break
+        assert not any(record.failed for records in written for record in records)
+        assert len(written) > 3 and written[-1]
         run(tasks, tmp_path, here)
     assert records(tmp_path).count(b"\n") == undisturbed.count(b"\n")
 

@@ -20,6 +20,7 @@ from souffle.tuning import LogWriter, MeasuringBench, NewRecord, PredictingBench
 from souffle.tuning.bench import Figures
 from souffle.tuning.learned import FEATURES
 from souffle.tuning.space import Space, mutated, sampled
+from souffle.tuning.stage_search import BATCH
 from souffle.tuning.stage_work import look, packed_setting, packed_stage, sketches
 from souffle.tuning.store import origin_now
 from souffle.workers import Job, engine_for
@@ -96,17 +97,17 @@ def test_equal_seeds_give_equal_records_and_nothing_is_tried_twice(tasks, tmp_pa
 
 
 def test_a_stopped_search_goes_on_and_workers_change_nothing(tasks, tmp_path) -> None:
-    whole, first, second = Counting(), Counting(stop_after=8), Counting()
-    run(tasks, tmp_path / "whole", 12, whole)
-    report = run(tasks[:1], tmp_path / "parts", 12, first)
-    assert report.interrupted and report.tasks[0].trials == 8
+    whole, first, second = Counting(), Counting(stop_after=BATCH), Counting()
+    run(tasks, tmp_path / "whole", BATCH + 4, whole)
+    report = run(tasks[:1], tmp_path / "parts", BATCH + 4, first)
+    assert report.interrupted and report.tasks[0].trials == BATCH
     # The other task begins now, and two workers answer in whatever order.
-    report = run(tasks[::-1], tmp_path / "parts", 12, second, on="local:2")
-    assert not report.interrupted and {task.trials for task in report.tasks} == {12}
+    report = run(tasks[::-1], tmp_path / "parts", BATCH + 4, second, on="local:2")
+    assert not report.interrupted and {task.trials for task in report.tasks} == {BATCH + 4}
     assert sorted(first.asked + second.asked) == sorted(whole.asked)
     assert held(tmp_path / "parts") == held(tmp_path / "whole")
     again = Counting()
-    assert run(tasks, tmp_path / "parts", 12, again).new_trials == 0
+    assert run(tasks, tmp_path / "parts", BATCH + 4, again).new_trials == 0
     assert not again.asked
 
 

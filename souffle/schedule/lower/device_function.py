@@ -221,14 +221,13 @@ def lower_stage(
     for index, function in enumerate(functions):
         label = name if len(functions) == 1 else f"{name}_{index}"
         result.append(_device_function(label, function, schedule))
-    shared = max(function.shared_bytes for function in result)
-    if most is not None and shared > most:
-        raise _too_much_shared_memory(name, shared, most)
+    _check_shared_bytes(name, max(function.shared_bytes for function in result), most)
     return tuple(result)
 
 
-def _too_much_shared_memory(name: str, needed: int, most: int) -> LoweringError:
-    return LoweringError(f"stage {name} needs {needed} bytes of shared memory, a block may use {most}")
+def _check_shared_bytes(name: str, needed: int, most: int | None) -> None:
+    if most is not None and needed > most:
+        raise LoweringError(f"stage {name} needs {needed} bytes of shared memory, a block may use {most}")
 
 
 def _device_kernels(
@@ -245,9 +244,8 @@ def _device_kernels(
             first, second, third, barriers, last = _passes(vectorize, compact=_has_blocks(function))
             module = first(_mapped(module, paired_conditions))
             module = second(_mapped(module, without_gathers, named_results))
-            needed = max(map(_least_shared_bytes, module.functions.values()))
-            if max_shared_bytes is not None and needed > max_shared_bytes:
-                raise _too_much_shared_memory(name, needed, max_shared_bytes)
+            least = max(map(_least_shared_bytes, module.functions.values()))
+            _check_shared_bytes(name, least, max_shared_bytes)
             module = third(_mapped(module, without_names))
             _, device = split_host_device_mods(last(synchronized(module, barriers)))
             plain = [
