@@ -9,7 +9,7 @@ from functools import partial
 from souffle.analysis import Analysis, analyze
 from souffle.codegen.assemble import CompiledKernels, assemble
 from souffle.codegen.forecast import with_predictions
-from souffle.codegen.llvm import HostScheduler, assemble_host
+from souffle.codegen.llvm import HostScheduler, assemble_host, host_joins
 from souffle.codegen.plan import Plan
 from souffle.codegen.stage_meter import smaller_waves
 from souffle.decision import Decision
@@ -160,7 +160,8 @@ def compile_host(
     program = hook("gathered", program)
     program, decided = transform_program(program, level, options.precision, hook, apart=False)
     analysis = hook("analysis", analyze(program.expanded()))
-    policy = JoinPolicy(across_operators=level.vertical)
+    compose = host_joins(options) if level.vertical and "interleaving" not in options.disable else None
+    policy = JoinPolicy(across_operators=level.vertical, compose=compose)
     stages, joined = form_stages(program, analysis, HostScheduler(), policy)
     stages = hook("schedule", Stages(stages))
     return assemble_host(analysis.program, analysis, stages, (*gathered, *decided, *joined), options, progress)

@@ -19,11 +19,12 @@ from souffle.codegen.workspace_layout import place_buffers
 from souffle.decision import Decision
 from souffle.options import WINOGRAD, Options
 from souffle.program import Tensor, TEProgram
-from souffle.schedule.cpu import Layout, ScheduledFunction, build_objects, host_target
+from souffle.schedule.column_joins import ColumnJoins
+from souffle.schedule.cpu import Layout, ScheduledFunction, build_objects, host_target, takes_followers
 from souffle.schedule.drafts import Answer
 from souffle.schedule.stage import Stage
 
-__all__ = ["HostScheduler", "assemble_host"]
+__all__ = ["HostScheduler", "assemble_host", "host_joins"]
 
 
 class HostScheduler:
@@ -40,6 +41,12 @@ class HostScheduler:
 
     def seconds(self, answer: Answer) -> None:
         """None is known."""
+
+
+def host_joins(options: Options) -> ColumnJoins:
+    """Which stages are joined for the threads that a network is compiled for."""
+    target = host_target(options.threads)
+    return ColumnJoins(lambda func, constants: takes_followers(func, constants, target))
 
 
 def assemble_host(

@@ -5,7 +5,13 @@ from __future__ import annotations
 from souffle.schedule.cpu.build import build_cpu, build_objects
 from souffle.schedule.cpu.host import Machine, host_target, limit_cores, machine_of, use_cores
 from souffle.schedule.cpu.price import function_cycles
-from souffle.schedule.cpu.schedule import Layout, ScheduledFunction, schedule_cpu, schedule_with_constants
+from souffle.schedule.cpu.schedule import (
+    Layout,
+    ScheduledFunction,
+    schedule_cpu,
+    schedule_with_constants,
+    takes_followers,
+)
 
 __all__ = [
     "Layout",
@@ -19,5 +25,6 @@ __all__ = [
     "machine_of",
     "schedule_cpu",
     "schedule_with_constants",
+    "takes_followers",
     "use_cores",
 ]

@@ -9,7 +9,7 @@ that have no room in that cache are read once for as many panels as have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tvm import tirx
@@ -26,6 +26,7 @@ from souffle.schedule.cpu.contraction_tiling import (
 )
 from souffle.schedule.cpu.division import runs_of_tiles
 from souffle.schedule.cpu.host import Machine
+from souffle.schedule.cpu.loop_emission import emit_injective
 from souffle.schedule.cpu.nest import (
     Axis,
     Nest,
@@ -35,7 +36,7 @@ from souffle.schedule.cpu.nest import (
     replace_variables,
     uses,
 )
-from souffle.schedule.cpu.sharing import kind_of_loop
+from souffle.schedule.cpu.sharing import kind_of_loop, nest_cycles
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, sequence
 
 __all__ = ["emit_contraction", "materialized_rows"]
@@ -96,9 +97,11 @@ def emit_contraction(form: CpuContraction, machine: Machine, *, backwards: bool 
         first = tirx.floormod(rest, tirx.const(outer, index))
         chunk, block = (first, second) if form.panels is None else (second, first)
         batch = decode(tirx.floordiv(rest, tirx.const(outer, index)), form.batch)
-        return _Task(form, tiling, batch, block, together, _Run(chunk, -(-tiles // chunks), chunks), turned).statement()
+        run = _Run(chunk, -(-tiles // chunks), chunks)
+        return _Task(form, tiling, batch, block, together, run, turned, machine).statement()
 
-    kind = kind_of_loop(product_cycles(form, machine, packed=form.packed))
+    behind = 0.0 if form.followers is None else nest_cycles(form.followers.nests, machine)
+    kind = kind_of_loop(product_cycles(form, machine, packed=form.packed) + behind)
     count = batches * blocks * chunks
     if turned:
         return _turned(count, task, kind, machine.cores, index)
@@ -149,6 +152,7 @@ class _Task:
     run : _Run
     turned : bool
         Whether the panel before is the next one.
+    machine : Machine
     """
 
     form: CpuContraction
@@ -158,6 +162,7 @@ class _Task:
     together: int
     run: _Run
     turned: bool
+    machine: Machine
 
     def statement(self) -> tirx.Stmt:
         """What the task does."""
@@ -216,8 +221,13 @@ class _Task:
         if form.panels is not None:
             where = [*(self.batch[axis.var] for axis in uses(form.vector.value, form.batch)), number]
 
+        def behind(row: Mapping[tirx.Var, PrimExpr]) -> tirx.Stmt:
+            nests = [] if form.followers is None else form.followers.of(row, number)
+            return sequence(*(emit_injective(nest, self.machine) for nest in nests))
+
         def of(shape: CpuTiling, used: int) -> tirx.Stmt:
-            return make(Panel(form, shape, used, self.batch, number * tiling.width, packed, tuple(where), self.turned))
+            first = number * tiling.width
+            return make(Panel(form, shape, used, self.batch, first, packed, tuple(where), self.turned, behind))
 
         last = of(replace(tiling, vectors=-(-valid // tiling.lanes)), valid)
         if panels == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -18,6 +18,7 @@ from souffle.tvm_compat import PrimExpr, buffer_loads
 __all__ = [
     "Combiner",
     "CpuContraction",
+    "Followers",
     "Packed",
     "Side",
     "combiner_of",
@@ -71,6 +72,29 @@ class Dot(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class Followers:
+    """What is computed of a product's columns in equal groups, as soon as there is a part of each group.
+
+    Attributes
+    ----------
+    nests : tuple of Nest
+        Functions of elements, over the product's rows, with its variables, and over `units`.
+    units : Axis
+        The columns of one group.
+    part : int
+        How many of them a panel has of each group.
+    """
+
+    nests: tuple[Nest, ...]
+    units: Axis
+    part: int
+
+    def of(self, row: Mapping[tirx.Var, PrimExpr], panel: PrimExpr) -> list[Nest]:
+        """What is computed behind a panel of this number in one row."""
+        return [nest.bind(row).restrict(self.units, panel * self.part, self.part) for nest in self.nests]
+
+
+@dataclass(frozen=True, eq=False)
 class CpuContraction:
     """``C[batch, rows, columns] += scalar(batch, rows, k) * vector(batch, k, columns)``.
 
@@ -89,6 +113,10 @@ class CpuContraction:
         The vector factor, packed ahead of time (:mod:`souffle.schedule.cpu.packed_constants`).
     row_tiles : Buffer, optional
         The scalar factor, packed so.
+    vectors : int, optional
+        Of a panel that is packed ahead of time, where it is settled.
+    followers : Followers, optional
+        What is computed behind each panel.
     """
 
     nest: Nest
@@ -101,6 +129,8 @@ class CpuContraction:
     dot: Dot | None = None
     panels: tirx.Buffer | None = None
     row_tiles: tirx.Buffer | None = None
+    vectors: int | None = None
+    followers: Followers | None = None
 
     @property
     def packed(self) -> Packed:

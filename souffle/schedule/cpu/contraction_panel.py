@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tvm import DataType, tirx
@@ -58,6 +58,8 @@ class Panel:
         Where the panel is among those of the block, or among those that were packed ahead of time.
     turned : bool
         Whether the panel before is the next one.
+    behind : callable
+        What is computed of a row of results when they are stored, by the values of its axes.
     """
 
     form: CpuContraction
@@ -68,6 +70,7 @@ class Panel:
     packed: tirx.Buffer
     place: tuple[PrimExpr, ...]
     turned: bool
+    behind: Callable[[Mapping[tirx.Var, PrimExpr]], tirx.Stmt]
 
     @property
     def index(self) -> str:
@@ -263,7 +266,14 @@ class Panel:
             return sequence(*self._valid_columns(element))
 
         allocations = [tirx.AllocBuffer(tile) for _, tile in totals]
-        return sequence(*allocations, rows(clear), _over(form.nest.reduce, step), rows(store))
+        statements = [*allocations, rows(clear), _over(form.nest.reduce, step), rows(store)]
+        if form.followers is not None:
+            def behind(r: PrimExpr) -> tirx.Stmt:
+                values = {**self.batch, **decode(start + r, form.rows)}
+                return self.behind({var: as_index(value, dtype_of(var)) for var, value in values.items()})
+
+            statements.append(loop(height, behind, name="r", dtype=self.index))
+        return sequence(*statements)
 
 
 def _over(axes: tuple[Axis, ...], make: Callable[[dict[tirx.Var, PrimExpr]], tirx.Stmt]) -> tirx.Stmt:

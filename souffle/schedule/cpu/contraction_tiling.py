@@ -23,6 +23,7 @@ from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of
 __all__ = [
     "CACHE_BYTES",
     "CpuTiling",
+    "grouped_vectors",
     "panel_vectors",
     "panels_together",
     "product_cycles",
@@ -119,6 +120,34 @@ def panel_vectors(columns: int, lanes: int, registers: int) -> int:
     return tiling_of(_MANY, columns, lanes, registers).vectors
 
 
+def grouped_vectors(rows: int, units: int, groups: int, machine: Machine, dtype: str) -> int | None:
+    """The vectors of a panel with as many columns of each of some groups; ``None`` if there is none of whole vectors.
+
+    Parameters
+    ----------
+    rows : int
+    units : int
+        Columns of a group.
+    groups : int
+    machine : Machine
+    dtype : str
+        Of totals.
+    """
+    lanes, registers = machine.lanes(dtype), machine.vector_registers
+    best: tuple[float, int] | None = None
+    for each in range(1, units // lanes + 1):
+        vectors = each * groups
+        if 2 * vectors + 1 > registers:
+            break
+        # There are to be panels for all cores.
+        if units % (each * lanes) or units // (each * lanes) < machine.cores:
+            continue
+        cost = _cycles(rows, units * groups, tiling_of(rows, units * groups, lanes, registers, vectors=vectors))
+        if best is None or cost < best[0] * 0.995:
+            best = (cost, vectors)
+    return None if best is None else best[1]
+
+
 def _height(rows: int, vectors: int, registers: int, run: int) -> int:
     # One register per vector for the panel and one for the broadcast element.
     highest = min((registers - 1 - vectors) // vectors, _MOST_ROWS)
@@ -165,7 +194,7 @@ def product_tiling(form: CpuContraction, machine: Machine, *, packed: Packed) ->
     registers = machine.vector_registers
     if packed == "rows":
         return tiling_of(form.height, form.width, lanes, registers, height=row_tile(form, machine))
-    vectors = panel_vectors(form.width, lanes, registers) if packed == "columns" else None
+    vectors = (form.vectors or panel_vectors(form.width, lanes, registers)) if packed == "columns" else None
     return tiling_of(form.height, form.width, lanes, registers, vectors=vectors, run=_run_of_rows(form))
 
 

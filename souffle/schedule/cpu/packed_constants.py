@@ -17,6 +17,7 @@ from tvm import tirx
 from tvm.ir.expr import TensorLoad
 from tvm.tirx import IntImm
 
+from souffle.schedule.cpu.column_groups import GroupedProduct
 from souffle.schedule.cpu.contraction_form import CpuContraction, Packed, Side, contraction_of, contractions_of
 from souffle.schedule.cpu.contraction_tiling import panel_vectors, product_cycles, reduction_cycles, row_tile
 from souffle.schedule.cpu.host import Machine
@@ -118,7 +119,7 @@ class PackedContraction:
 
 
 def packed_contractions(
-    nest: Nest, constants: Sequence[tirx.Buffer], machine: Machine
+    nest: Nest, constants: Sequence[tirx.Buffer], machine: Machine, *, grouped: GroupedProduct | None = None
 ) -> tuple[PackedContraction, ...]:
     """The ways to compute a contraction of a packed constant, if one is predicted to take less time than without.
 
@@ -128,6 +129,8 @@ def packed_contractions(
     constants : sequence of Buffer
         Those that hold the same in every call.
     machine : Machine
+    grouped : GroupedProduct, optional
+        Has `nest` with what is to be computed behind its panels.
 
     Returns
     -------
@@ -137,8 +140,11 @@ def packed_contractions(
     known = contraction_of(nest)
     found: list[PackedContraction] = []
     for form in contractions_of(nest):
+        if grouped is not None:
+            form = replace(form, vectors=grouped.vectors, followers=grouped.followers)
         # Results of a vector lie apart where the last loop is one of rows, which a constant in vectors is worth alone.
-        sides = [("columns", form.vector), *([] if form.by_rows else [("rows", form.scalar)])]
+        by_rows = form.by_rows or grouped is not None
+        sides = [("columns", form.vector), *([] if by_rows else [("rows", form.scalar)])]
         for packed, side in sides:
             constant = _constant_of(side, constants)
             layout = None if constant is None else _layout_of(form, side, packed, machine)
@@ -197,4 +203,5 @@ def _layout_of(form: CpuContraction, side: Side, packed: Packed, machine: Machin
     if packed == "rows":
         return PackedLayout(int(offset.value), *strides, row_tile(form, machine))
     lanes = machine.lanes(str(form.nest.body.buffer.dtype))
-    return PackedLayout(int(offset.value), *strides, panel_vectors(form.width, lanes, machine.vector_registers) * lanes)
+    vectors = form.vectors or panel_vectors(form.width, lanes, machine.vector_registers)
+    return PackedLayout(int(offset.value), *strides, vectors * lanes)

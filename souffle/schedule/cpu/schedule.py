@@ -16,6 +16,7 @@ from tvm import tirx
 from tvm.s_tir.stmt import SBlock, SBlockRealize
 from tvm.tirx import ForKind
 
+from souffle.schedule.cpu.column_groups import grouped_product
 from souffle.schedule.cpu.column_reduction import with_room
 from souffle.schedule.cpu.contraction import emit_contraction, materialized_rows
 from souffle.schedule.cpu.contraction_form import CpuContraction, contraction_of, split_groups, without_units
@@ -24,7 +25,7 @@ from souffle.schedule.cpu.host import Machine, machine_of
 from souffle.schedule.cpu.inline import attach_epilogues, inline_injective, without_trivial_reductions
 from souffle.schedule.cpu.loop_emission import collapse, emit_injective, lanes_of
 from souffle.schedule.cpu.nest import Axis, Nest, decode, distinct, loop, parse, product
-from souffle.schedule.cpu.packed_constants import PackedLayout, packed_contractions
+from souffle.schedule.cpu.packed_constants import PackedContraction, PackedLayout, packed_contractions
 from souffle.schedule.cpu.reduction import emit_reduction, reduces_along_memory
 from souffle.schedule.cpu.sharing import kind_of_loop, nest_cycles
 from souffle.schedule.cpu.widen import with_wide_sums
@@ -34,7 +35,7 @@ from souffle.schedule.cpu.words import dots_of, in_words
 from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import PrimExpr, buffer_loads, sequence
 
-__all__ = ["Layout", "ScheduledFunction", "schedule_cpu", "schedule_with_constants"]
+__all__ = ["Layout", "ScheduledFunction", "schedule_cpu", "schedule_with_constants", "takes_followers"]
 
 _TASKS_PER_CORE = 4
 _RUN_VECTORS = 16
@@ -107,13 +108,21 @@ def schedule_with_constants(
     """
     machine = machine_of(target)
     dots = dots_of(target, machine.vector_bits)
-    function = parse(func)
-    items = inline_injective(with_wide_sums(without_trivial_reductions(function.items)), func.params)
-    items = with_room(attach_epilogues(hoist_windows(items), func.params), func.params, machine)
+    items = _items(func, machine)
     held = [func.params[position] for position in constants]
     packed: list[tuple[tirx.Buffer, int, Layout]] = []
     units: list[tuple[Nest | tirx.Stmt, CpuContraction | None]] = []
-    for item in items:
+    behind = 0
+    for place, item in enumerate(items):
+        if behind:
+            behind -= 1
+            continue
+        grouped, behind = _with_followers(items[place:], held, machine)
+        if grouped is not None:
+            position = next(i for i, p in enumerate(func.params) if p.same_as(grouped.constant))
+            packed.append((grouped.form.packed_factor, position, grouped.layout))
+            units.append((grouped.form.nest, grouped.form))
+            continue
         form = contraction_of(item) if isinstance(item, Nest) else None
         form = form if form is None else in_words(form, dots) or form
         ways = packed_contractions(item, held, machine) if held and isinstance(item, Nest) else ()
@@ -144,6 +153,39 @@ def schedule_with_constants(
         tirx.PrimFunc(parameters, SBlockRealize([], True, block), func.ret_type, func.attrs),
         (*((i, None) for i, _ in whole), *((position, layout) for _, position, layout in packed)),
     )
+
+
+def takes_followers(func: tirx.PrimFunc, constants: Iterable[int], target: tvm.target.Target) -> bool:
+    """Whether a product, and what reads its columns in groups, would be computed together, with nothing else.
+
+    Parameters
+    ----------
+    func, constants, target
+        As for :func:`schedule_with_constants`.
+    """
+    machine = machine_of(target)
+    items = _items(func, machine)
+    held = [func.params[position] for position in constants]
+    found, behind = _with_followers(items, held, machine)
+    return found is not None and behind == len(items) - 1
+
+
+def _items(func: tirx.PrimFunc, machine: Machine) -> list[Nest | tirx.Stmt]:
+    """What a function computes, one after another, with all that can be put into each other."""
+    items = inline_injective(with_wide_sums(without_trivial_reductions(parse(func).items)), func.params)
+    return with_room(attach_epilogues(hoist_windows(items), func.params), func.params, machine)
+
+
+def _with_followers(
+    items: Sequence[Nest | tirx.Stmt], held: Sequence[tirx.Buffer], machine: Machine
+) -> tuple[PackedContraction | None, int]:
+    """The first item as a product of a constant with what is computed behind its panels, and how many items that is."""
+    first, *rest = items
+    if not held or not rest or not isinstance(first, Nest):
+        return None, 0
+    grouped = grouped_product(first, rest, machine)
+    ways = () if grouped is None else packed_contractions(grouped.nest, held, machine, grouped=grouped)
+    return (ways[0], grouped.taken) if ways else (None, 0)
 
 
 def _statements(
