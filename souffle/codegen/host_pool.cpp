@@ -54,7 +54,9 @@ struct Worker {
   pthread_mutex_t mutex;
   pthread_cond_t woken;
   Worker* below;  // in the stack of idle workers
+  std::atomic<int> processor;  // on which it computed last; -1 where that is not known
 #if defined(__linux__)
+  pthread_t thread;
   cpu_set_t processors;  // that it may run on
 #endif
 };
@@ -131,24 +133,25 @@ int this_processor() {
 #endif
 }
 
-// The system may wake a worker on the caller's processor, where each would wait in turn until the other's time is over.
-void leave(Worker* worker, int processor) {
+// The system may run a worker on the caller's processor, where each would wait in turn until the other's time is over. A
+// worker that waits there for its turn cannot leave by itself: loops that are done without it would be so for a second.
+void move_away(Worker* worker, int processor) {
 #if defined(__linux__)
-  if (processor < 0 || processor >= CPU_SETSIZE || this_processor() != processor) return;
+  if (processor < 0 || processor >= CPU_SETSIZE) return;
   cpu_set_t others = worker->processors;
   CPU_CLR(processor, &others);
-  if (CPU_COUNT(&others) > 0) sched_setaffinity(0, sizeof(others), &others);
+  if (CPU_COUNT(&others) > 0) pthread_setaffinity_np(worker->thread, sizeof(others), &others);
+  worker->processor.store(-1, std::memory_order_relaxed);
 #endif
 }
 
 void* run(void* argument) {
   Worker* worker = static_cast<Worker*>(argument);
-#if defined(__linux__)
-  sched_getaffinity(0, sizeof(worker->processors), &worker->processors);
-#endif
   for (;;) {
     Region* region = next_region(worker);
-    leave(worker, region->processor);
+    int processor = this_processor();
+    worker->processor.store(processor, std::memory_order_relaxed);
+    if (processor == region->processor) move_away(worker, processor);
     compute(region, worker->share);
     // First idle, then out: the caller's next loop finds it. The region is gone once the caller knows that all are out.
     put_back(worker);
@@ -167,7 +170,13 @@ Worker* begin_worker() {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
+  worker->processor.store(-1, std::memory_order_relaxed);
+#if defined(__linux__)
+  sched_getaffinity(0, sizeof(worker->processors), &worker->processors);
+  pthread_t& thread = worker->thread;
+#else
   pthread_t thread;
+#endif
   int status = pthread_create(&thread, nullptr, run, worker);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (status != 0) {
@@ -176,6 +185,7 @@ Worker* begin_worker() {
   }
   pthread_detach(thread);
   worker->number = workers++;
+  move_away(worker, this_processor());
   return worker;
 }
 
@@ -203,6 +213,8 @@ int take(Worker** taken, int wanted) {
 }
 
 void give(Worker* worker, Region* region, int share) {
+  int processor = worker->processor.load(std::memory_order_relaxed);
+  if (processor >= 0 && processor == region->processor) move_away(worker, processor);
   worker->share = share;
   worker->region.store(region);
   if (worker->asleep.load()) {

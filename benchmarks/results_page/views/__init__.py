@@ -72,6 +72,7 @@ VIEWS = {
     "host-speed": View(peers.host_speed, ("host",)),
     "calls": View(peers.calls, ("host",)),
     "host-ratios": View(peers.host_ratios, ("host",)),
+    "host-throughput": View(peers.host_throughput, ("host",)),
     "bench": View(peers.bench, ("host",)),
     "torch-models": View(peers.torch_models, ("host",)),
     "onnx-suite": View(peers.onnx_suite, ("operators",)),

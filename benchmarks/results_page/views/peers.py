@@ -8,7 +8,7 @@ from benchmarks.results_page.files import Record, Source
 from benchmarks.results_page.tables import Table, decimal, scientific, slashed, table
 from benchmarks.results_page.views.typed import typed
 
-__all__ = ["bench", "calls", "host_ratios", "host_speed", "onnx_suite", "quantized", "torch_models"]
+__all__ = ["bench", "calls", "host_ratios", "host_speed", "host_throughput", "onnx_suite", "quantized", "torch_models"]
 
 
 def host_speed(source: Source) -> Table:
@@ -198,3 +198,17 @@ def quantized(source: Source, whole: Source) -> Table:
         "difference in quanta | elements that differ | ONNX Runtime from itself, in quanta"
     )
     return table(columns, rows)
+
+
+def host_throughput(source: Source) -> Table:
+    """Calls a second of one network by threads that call it at the same time, beside ONNX Runtime's."""
+    rows = (
+        [
+            *(one[key] for key in ("model", "threads", "callers")),
+            *(f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}" for rate in one["calls_per_second"].values()),
+            f"{one.number('of_ort'):.2f}",
+            "yes" if one["equal_bits"] else "no",
+        ]
+        for one in source.results
+    )
+    return table("model | threads of a call | callers | calls/s | ONNX Runtime's | of that | the same bits", rows)
