@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,9 @@ __all__ = ["HostNetwork"]
 
 _ALIGNMENT = 64
 """Bytes; what LLVM's code relies on of every tensor, and TVM gives its own."""
+_TIMED_CALLS = 5
+_SHORT_SECONDS = 20e-6
+"""A thread that waits for Python's lock asks for it after 5 ms."""
 _WORTH_LENDING = 1 << 16
 """Bytes of an input from which on lending it is worth the look at its address."""
 
@@ -102,10 +107,48 @@ def _apart(array: np.ndarray, others: Sequence[np.ndarray]) -> bool:
     return not any(np.may_share_memory(array, other) for other in others)
 
 
+class _Locking:
+    """Which functions run without letting go of Python's lock: those that are over before another thread has it.
+
+    A thread that lets go of it has to wait for its turn again; of networks of some microseconds, threads that call at
+    the same time do little else. The first calls are timed, and the median says what is short.
+
+    Parameters
+    ----------
+    functions : sequence of Function
+        Of the network's launches, in order; a function may be there several times.
+    """
+
+    def __init__(self, functions: Sequence[Any]) -> None:
+        self.calls_left = _TIMED_CALLS
+        self._functions = functions
+        self._seconds: list[list[float]] = [[] for _ in functions]
+        self._lock = threading.Lock()
+
+    def learn(self, times: Sequence[float]) -> None:
+        """Take in when each function of a call began, and when the last one ended."""
+        with self._lock:
+            if not self.calls_left:
+                return
+            for known, (begin, end) in zip(self._seconds, pairwise(times), strict=True):
+                known.append(end - begin)
+            self.calls_left -= 1
+            if self.calls_left:
+                return
+            longest: dict[int, float] = {}
+            for function, known in zip(self._functions, self._seconds, strict=True):
+                longest[id(function)] = max(longest.get(id(function), 0.0), median(known))
+            for function in self._functions:
+                function.release_gil = longest[id(function)] > _SHORT_SECONDS
+
+
 class _Workspace:
     """What one call writes: where its inputs are put, what lies between in one allocation, and its outputs."""
 
-    def __init__(self, plan: Plan, functions: Sequence[Any], constants: dict[int, tvm.runtime.Tensor]) -> None:
+    def __init__(
+        self, plan: Plan, functions: Sequence[Any], constants: dict[int, tvm.runtime.Tensor], locking: _Locking
+    ) -> None:
+        self._locking = locking
         tensors = dict(constants)
         between = aligned_bytes(plan.workspace_bytes)
         self.inputs: list[_Place] = []
@@ -181,6 +224,11 @@ class _Workspace:
         return run
 
     def _run(self) -> None:
+        if self._locking.calls_left:
+            times: list[float] = []
+            self._run_timed(times)
+            self._locking.learn(times)
+            return
         for function, parameters in self._calls:
             function(*parameters)
 
@@ -208,6 +256,7 @@ class _Loaded:
                     f"compile the model on this machine: {error}"
                 ) from error
         self._functions = [module.get_function(kernel.name, query_imports=True) for kernel in plan.kernels]
+        self._locking = _Locking([self._functions[launch.kernel] for launch in plan.launches])
         self._constants = {
             index: shared.placed("host", array, buffer.shape, partial(_tensor_of, array, buffer.shape))
             for index, buffer in enumerate(plan.buffers)
@@ -224,7 +273,7 @@ class _Loaded:
         try:
             workspace = self._idle.pop()
         except IndexError:
-            workspace = _Workspace(self._plan, self._functions, self._constants)
+            workspace = _Workspace(self._plan, self._functions, self._constants, self._locking)
         with self._cores:
             outputs = workspace.run(given, wanted, times)
         # Not reached where the call was stopped: its workspace is given up, whatever it holds.
@@ -233,7 +282,7 @@ class _Loaded:
 
     def bound(self, buffers: Buffers) -> Callable[[], None]:
         """A call of these buffers, in a workspace of its own."""
-        workspace = _Workspace(self._plan, self._functions, self._constants)
+        workspace = _Workspace(self._plan, self._functions, self._constants, self._locking)
         call, cores = workspace.bound(buffers.values, buffers.destinations), self._cores
 
         def run() -> None:
