@@ -51,6 +51,11 @@ class GroupedProduct:
     vectors: int
     taken: int
 
+    @property
+    def width(self) -> int:
+        """The columns of all groups."""
+        return product(axis.extent for axis in self.nest.spatial[-3:])
+
 
 def grouped_product(
     reduction: Nest, behind: Sequence[Nest | tirx.Stmt], machine: Machine
@@ -142,15 +147,17 @@ class _Reading:
         if rest or any(buffer.same_as(read) for read in self._product.reads):
             return False
         rows = {axis.var: like.var for axis, like in zip(nest.spatial[:-1], self._rows, strict=True)}
-        for group in range(count):
-            bound = nest.bind({**rows, last.var: self.units.var + group * self.units.extent})
-            moved = replace(bound, spatial=(*self._rows, self.units))
-            if not self._reads_in_groups(moved):
-                return False
-            self.nests.append(moved)
-        self._written += [
-            (buffer, flat_index(buffer, list(moved.body.indices))) for moved in self.nests[len(self.nests) - count :]
+        parts = [
+            replace(
+                nest.bind({**rows, last.var: self.units.var + group * self.units.extent}),
+                spatial=(*self._rows, self.units),
+            )
+            for group in range(count)
         ]
+        if not all(map(self._reads_in_groups, parts)):
+            return False
+        self.nests += parts
+        self._written += [(buffer, flat_index(buffer, list(part.body.indices))) for part in parts]
         return True
 
     def _reads_in_groups(self, nest: Nest) -> bool:

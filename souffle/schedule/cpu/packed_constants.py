@@ -130,7 +130,7 @@ def packed_contractions(
         Those that hold the same in every call.
     machine : Machine
     grouped : GroupedProduct, optional
-        Has `nest` with what is to be computed behind its panels.
+        Has `nest` with what is to be computed behind its panels. Then the constant is what these columns are of.
 
     Returns
     -------
@@ -141,10 +141,12 @@ def packed_contractions(
     found: list[PackedContraction] = []
     for form in contractions_of(nest):
         if grouped is not None:
+            if form.by_rows or form.width != grouped.width:
+                continue  # its panels are of other columns
             form = replace(form, vectors=grouped.vectors, followers=grouped.followers)
         # Results of a vector lie apart where the last loop is one of rows, which a constant in vectors is worth alone.
-        by_rows = form.by_rows or grouped is not None
-        sides = [("columns", form.vector), *([] if by_rows else [("rows", form.scalar)])]
+        alone = form.by_rows or grouped is not None
+        sides = [("columns", form.vector), *([] if alone else [("rows", form.scalar)])]
         for packed, side in sides:
             constant = _constant_of(side, constants)
             layout = None if constant is None else _layout_of(form, side, packed, machine)

@@ -112,30 +112,24 @@ def schedule_with_constants(
     held = [func.params[position] for position in constants]
     packed: list[tuple[tirx.Buffer, int, Layout]] = []
     units: list[tuple[Nest | tirx.Stmt, CpuContraction | None]] = []
-    behind = 0
-    for place, item in enumerate(items):
-        if behind:
-            behind -= 1
-            continue
-        grouped, behind = _with_followers(items[place:], held, machine)
-        if grouped is not None:
-            position = next(i for i, p in enumerate(func.params) if p.same_as(grouped.constant))
-            packed.append((grouped.form.packed_factor, position, grouped.layout))
-            units.append((grouped.form.nest, grouped.form))
-            continue
+    position = 0
+    while position < len(items):
+        item = items[position]
         form = contraction_of(item) if isinstance(item, Nest) else None
         form = form if form is None else in_words(form, dots) or form
-        ways = packed_contractions(item, held, machine) if held and isinstance(item, Nest) else ()
-        if ways and (form is None or form.dot is None):
+        in_numbers = form is None or form.dot is None
+        ways, followers = _packed(items[position:], held, machine) if in_numbers else ((), 0)
+        position += 1 + followers
+        if ways:
             best = ways[0]
-            position = next(i for i, p in enumerate(func.params) if p.same_as(best.constant))
-            filtered = by_winograd(ways, machine) if winograd else None
+            parameter = next(i for i, p in enumerate(func.params) if p.same_as(best.constant))
+            filtered = by_winograd(ways, machine) if winograd and not followers else None
             if filtered is not None:
-                packed.append((filtered.panels, position, filtered.layout))
+                packed.append((filtered.panels, parameter, filtered.layout))
                 units.extend(filtered.steps)
                 continue
             form = best.form
-            packed.append((form.packed_factor, position, best.layout))
+            packed.append((form.packed_factor, parameter, best.layout))
         separate = materialized_rows(form) if form is not None and form.row_tiles is None else None
         if separate is not None:
             rows, form = separate
@@ -166,8 +160,8 @@ def takes_followers(func: tirx.PrimFunc, constants: Iterable[int], target: tvm.t
     machine = machine_of(target)
     items = _items(func, machine)
     held = [func.params[position] for position in constants]
-    found, behind = _with_followers(items, held, machine)
-    return found is not None and behind == len(items) - 1
+    _, followers = _packed(items, held, machine)
+    return 0 < followers == len(items) - 1
 
 
 def _items(func: tirx.PrimFunc, machine: Machine) -> list[Nest | tirx.Stmt]:
@@ -176,16 +170,16 @@ def _items(func: tirx.PrimFunc, machine: Machine) -> list[Nest | tirx.Stmt]:
     return with_room(attach_epilogues(hoist_windows(items), func.params), func.params, machine)
 
 
-def _with_followers(
+def _packed(
     items: Sequence[Nest | tirx.Stmt], held: Sequence[tirx.Buffer], machine: Machine
-) -> tuple[PackedContraction | None, int]:
-    """The first item as a product of a constant with what is computed behind its panels, and how many items that is."""
+) -> tuple[tuple[PackedContraction, ...], int]:
+    """The ways to compute the first item as a product of a packed constant, and how many of the next are part of it."""
     first, *rest = items
-    if not held or not rest or not isinstance(first, Nest):
-        return None, 0
+    if not held or not isinstance(first, Nest):
+        return (), 0
     grouped = grouped_product(first, rest, machine)
     ways = () if grouped is None else packed_contractions(grouped.nest, held, machine, grouped=grouped)
-    return (ways[0], grouped.taken) if ways else (None, 0)
+    return (ways, grouped.taken) if ways else (packed_contractions(first, held, machine), 0)
 
 
 def _statements(
