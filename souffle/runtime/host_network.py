@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -137,7 +136,7 @@ class _Locking:
                 return
             longest: dict[int, float] = {}
             for function, known in zip(self._functions, self._seconds, strict=True):
-                longest[id(function)] = max(longest.get(id(function), 0.0), median(known))
+                longest[id(function)] = max(longest.get(id(function), 0.0), float(np.median(known)))
             for function in self._functions:
                 function.release_gil = longest[id(function)] > _SHORT_SECONDS
 

@@ -69,7 +69,7 @@ class ColumnJoins:
         if any(stands_alone(stage) or any(te_.is_reduction for te_ in stage.tes) for stage in readers):
             return []
         sizes = {tensor.size for stage in readers for tensor in stage.draft.outputs}
-        if any(result.size % min(sizes) or size % min(sizes) or size >= result.size for size in sizes):
+        if 0 in sizes or any(result.size % min(sizes) or size % min(sizes) or size >= result.size for size in sizes):
             return []
         # What stands between them must need none of them.
         between = set(range(number, members[-1])) - {number, *members}

@@ -253,8 +253,6 @@ def _device_kernels(
                 for mod in device.values()
             ]
             return [function for mod in plain for function in mod.functions.values()]
-    except LoweringError:
-        raise
     except (ValueError, TypeError, RuntimeError) as error:
         raise LoweringError(
             f"stage {name} (rule {schedule.rule}) cannot be lowered: {str(error).strip().splitlines()[-1]}"
