@@ -29,6 +29,7 @@ __all__ = [
     "const_int",
     "dtype_of",
     "fresh_axis",
+    "function_symbol",
     "is_branch",
     "is_choice",
     "is_load",
@@ -89,6 +90,11 @@ _set_max_concurrency.argtypes, _set_max_concurrency.restype = (ctypes.c_int,), N
 def limit_parallel_loops(workers: int) -> None:
     """Let parallel loops of functions that the calling thread runs use so many workers; one needs no pool."""
     _set_max_concurrency(workers)
+
+
+def function_symbol(name: str) -> str:
+    """What a compiled function is called in its library; to be called by the convention of TVM's FFI."""
+    return f"__tvm_ffi_{name}"
 
 
 def register_reducer(combine: Callable[[Any, Any], Any], start: Callable[[Any], Any]) -> None:

@@ -1,4 +1,4 @@
-"""The library of a network on a processor: its functions, and threads that share their loops (``host_pool.cpp``)."""
+"""The library of a network on a processor: its functions, what calls them in turn, and threads that share loops."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from souffle.errors import CompilerNotFoundError
 
 __all__ = ["linked_library"]
 
-_SOURCE = Path(__file__).with_name("host_pool.cpp")
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("host_pool.cpp", "host_calls.cpp"))
 _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-pthread")
 
 
 def linked_library(objects: Sequence[bytes]) -> bytes:
-    """Link object files with the pool of threads, by the compiler that TVM links libraries with.
+    """Link object files with what runs them, ``host_calls.cpp`` and ``host_pool.cpp``.
 
     Raises
     ------
@@ -27,8 +27,9 @@ def linked_library(objects: Sequence[bytes]) -> bytes:
         If there is none, or it does not do it.
     """
     with tempfile.TemporaryDirectory(prefix="souffle-llvm-") as folder:
-        paths = [Path(folder) / f"{number}.o" for number in range(len(objects) + 1)]
-        for path, content in zip(paths, (_pool(), *objects), strict=True):
+        contents = (*map(_compiled, _SOURCES), *objects)
+        paths = [Path(folder) / f"{number}.o" for number in range(len(contents))]
+        for path, content in zip(paths, contents, strict=True):
             path.write_bytes(content)
         library = Path(folder) / "network.so"
         try:
@@ -39,11 +40,11 @@ def linked_library(objects: Sequence[bytes]) -> bytes:
 
 
 @cache
-def _pool() -> bytes:
-    with tempfile.TemporaryDirectory(prefix="souffle-pool-") as folder:
-        target = Path(folder) / "pool.o"
+def _compiled(source: Path) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="souffle-host-") as folder:
+        target = Path(folder) / "source.o"
         try:
-            command = [cc.get_cc(), *_FLAGS, "-c", str(_SOURCE), "-o", str(target)]
+            command = [cc.get_cc(), *_FLAGS, "-c", str(source), "-o", str(target)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except (OSError, ValueError, TypeError) as error:
             raise _missing(str(error)) from error

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tvm
-import tvm_ffi
 
 from souffle.codegen.plan import Buffer, Plan
 from souffle.errors import ArtifactError
@@ -21,6 +17,7 @@ from souffle.options import checked_threads
 from souffle.runtime import artifact
 from souffle.runtime.bound import BoundNetwork, Buffers, aligned_bytes, buffers_of
 from souffle.runtime.explain import explain
+from souffle.runtime.host_calls import CallSequence, LoadedFunctions, Pace
 from souffle.runtime.host_threads import ThreadsOfCalls, share_pool
 from souffle.runtime.network import KernelInfo, signature_of
 from souffle.runtime.shared_constants import SharedConstants
@@ -30,75 +27,28 @@ from souffle.runtime.stage_table import StageTable, stages_of_plan
 __all__ = ["HostNetwork"]
 
 _ALIGNMENT = 64
-"""Bytes; what LLVM's code relies on of every tensor, and TVM gives its own."""
-_TIMED_CALLS = 5
-_SHORT_SECONDS = 20e-6
-"""A thread that waits for Python's lock asks for it after 5 ms."""
+"""Bytes; what LLVM's code relies on of every tensor."""
 _WORTH_LENDING = 1 << 16
 """Bytes of an input from which on lending it is worth the look at its address."""
 
 
-def _empty(buffer: Buffer) -> tuple[tvm.runtime.Tensor, np.ndarray]:
-    """A new tensor, and an array of the same memory (through bytes: DLPack knows fewer types than NumPy)."""
-    tensor = tvm.runtime.empty(buffer.shape, buffer.dtype)
-    if not buffer.nbytes:
-        return tensor, np.empty(buffer.shape, buffer.dtype)
-    array = np.from_dlpack(tensor._create_view((buffer.nbytes,), "uint8"))
-    return tensor, array.view(buffer.dtype).reshape(buffer.shape)
+def _empty(buffer: Buffer) -> np.ndarray:
+    return aligned_bytes(buffer.nbytes).view(buffer.dtype).reshape(buffer.shape)
 
 
-def _tensor_of(array: np.ndarray, shape: tuple[int, ...]) -> tvm.runtime.Tensor:
-    # ascontiguousarray makes a scalar one-dimensional
-    return tvm.runtime.tensor(np.ascontiguousarray(array).reshape(shape))
-
-
-def _view(memory: np.ndarray, shape: Sequence[int], dtype: str) -> tvm.runtime.Tensor:
-    """A tensor in the bytes of an array."""
-    if not memory.size:
-        return tvm.runtime.empty(shape, dtype)
-    # Not a view at an offset, which LLVM's code would not see.
-    return tvm_ffi.from_dlpack(memory)._create_view(shape, dtype)
-
-
-class _Place:
-    """The tensor of an input or output in a workspace, and the calls that take it.
-
-    Attributes
-    ----------
-    array : array
-        Of the same memory.
-    """
-
-    def __init__(self, index: int, buffer: Buffer) -> None:
-        self._index = index
-        self.tensor, self.array = _empty(buffer)
-        self._users: list[tuple[list[Any], int]] = []
-
-    def find_users(self, calls: Sequence[tuple[Any, list[Any]]], plan: Plan) -> None:
-        """Look for the calls that take the tensor."""
-        self._users = [
-            (parameters, slot)
-            for (_, parameters), launch in zip(calls, plan.launches, strict=True)
-            for slot, used in enumerate(launch.buffers)
-            if used == self._index
-        ]
-
-    def lend(self, array: np.ndarray) -> None:
-        """Let the calls work on a caller's array in the tensor's place."""
-        self._give(_view(array.reshape(-1).view(np.uint8), self.tensor.shape, self.tensor.dtype))
-
-    def take_back(self) -> None:
-        """Let the calls work on the tensor again."""
-        self._give(self.tensor)
-
-    def _give(self, tensor: tvm.runtime.Tensor) -> None:
-        for parameters, slot in self._users:
-            parameters[slot] = tensor
+def _aligned(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A constant where functions can read it."""
+    content = np.ascontiguousarray(array).reshape(shape)
+    if content.ctypes.data % _ALIGNMENT == 0:
+        return content
+    placed = aligned_bytes(content.nbytes).view(content.dtype).reshape(shape)
+    np.copyto(placed, content)
+    return placed
 
 
 def _lendable(array: np.ndarray) -> bool:
-    """Whether the functions can work on an array where it is; one that is read-only has no DLPack form."""
-    return array.nbytes > 0 and array.flags.writeable and array.ctypes.data % _ALIGNMENT == 0
+    """Whether the functions can work on an array where it is."""
+    return array.nbytes > 0 and array.ctypes.data % _ALIGNMENT == 0
 
 
 def _apart(array: np.ndarray, others: Sequence[np.ndarray]) -> bool:
@@ -106,136 +56,77 @@ def _apart(array: np.ndarray, others: Sequence[np.ndarray]) -> bool:
     return not any(np.may_share_memory(array, other) for other in others)
 
 
-class _Locking:
-    """Which functions run without letting go of Python's lock: those that are over before another thread has it.
-
-    A thread that lets go of it has to wait for its turn again; of networks of some microseconds, threads that call at
-    the same time do little else. The first calls are timed, and the median says what is short.
-
-    Parameters
-    ----------
-    functions : sequence of Function
-        Of the network's launches, in order; a function may be there several times.
-    """
-
-    def __init__(self, functions: Sequence[Any]) -> None:
-        self.calls_left = _TIMED_CALLS
-        self._functions = functions
-        self._seconds: list[list[float]] = [[] for _ in functions]
-        self._lock = threading.Lock()
-
-    def learn(self, times: Sequence[float]) -> None:
-        """Take in when each function of a call began, and when the last one ended."""
-        with self._lock:
-            if not self.calls_left:
-                return
-            for known, (begin, end) in zip(self._seconds, pairwise(times), strict=True):
-                known.append(end - begin)
-            self.calls_left -= 1
-            if self.calls_left:
-                return
-            longest: dict[int, float] = {}
-            for function, known in zip(self._functions, self._seconds, strict=True):
-                longest[id(function)] = max(longest.get(id(function), 0.0), float(np.median(known)))
-            for function in self._functions:
-                function.release_gil = longest[id(function)] > _SHORT_SECONDS
-
-
 class _Workspace:
     """What one call writes: where its inputs are put, what lies between in one allocation, and its outputs."""
 
-    def __init__(
-        self, plan: Plan, functions: Sequence[Any], constants: dict[int, tvm.runtime.Tensor], locking: _Locking
-    ) -> None:
-        self._locking = locking
-        tensors = dict(constants)
+    def __init__(self, plan: Plan, functions: LoadedFunctions, constants: dict[int, np.ndarray], pace: Pace) -> None:
+        arrays = dict(constants)
         between = aligned_bytes(plan.workspace_bytes)
-        self.inputs: list[_Place] = []
-        self.outputs: list[_Place] = []
+        self._inputs: list[tuple[int, np.ndarray]] = []
+        self._outputs: list[tuple[int, np.ndarray]] = []
         self._types = [buffer.element_type for buffer in plan.buffers if buffer.kind == "output"]
         for index, buffer in enumerate(plan.buffers):
             if buffer.kind == "workspace":
-                tensors[index] = _view(between[buffer.offset :][: buffer.nbytes], buffer.shape, buffer.dtype)
+                arrays[index] = between[buffer.offset :][: buffer.nbytes]
             elif buffer.kind != "constant":
-                place = _Place(index, buffer)
-                tensors[index] = place.tensor
-                (self.inputs if buffer.kind == "input" else self.outputs).append(place)
-        self._calls = [(functions[c.kernel], [tensors[i] for i in c.buffers]) for c in plan.launches]
-        for place in (*self.inputs, *self.outputs):
-            place.find_users(self._calls, plan)
+                arrays[index] = _empty(buffer)
+                (self._inputs if buffer.kind == "input" else self._outputs).append((index, arrays[index]))
+        self._calls = CallSequence(plan, functions, arrays, pace)
 
     def run(
-        self, given: Sequence[np.ndarray], wanted: Sequence[Destination | None], times: list[float] | None = None
+        self, given: Sequence[np.ndarray], wanted: Sequence[Destination | None], run: Callable[[CallSequence], None]
     ) -> list[Any]:
-        """Run all functions: checked inputs in; outputs in their destinations, new arrays where they have none.
-
-        Into `times` comes when each function began, and when the last one ended.
-        """
+        """Make all calls, by `run`, with checked inputs; outputs are in their destinations, or are new arrays."""
         lent = []
-        for place, array in zip(self.inputs, given, strict=True):
+        for (index, own), array in zip(self._inputs, given, strict=True):
             if array.nbytes >= _WORTH_LENDING and _lendable(array):
-                place.lend(array)
-                lent.append(place)
+                self._calls.place(index, array)
+                lent.append((index, own))
             else:
-                np.copyto(place.array, array)
-        for place, destination in zip(self.outputs, wanted, strict=True):
+                np.copyto(own, array)
+        written = set()
+        for (index, own), destination in zip(self._outputs, wanted, strict=True):
             array = None if destination is None else destination.array
             if array is not None and array.nbytes >= _WORTH_LENDING and _lendable(array) and _apart(array, given):
-                place.lend(array)
-                lent.append(place)
-        if times is None:
-            self._run()
-        else:
-            self._run_timed(times)
+                self._calls.place(index, array)
+                lent.append((index, own))
+                written.add(index)
+        run(self._calls)
         results = []
-        for place, destination, dtype in zip(self.outputs, wanted, self._types, strict=True):
+        for (index, own), destination, dtype in zip(self._outputs, wanted, self._types, strict=True):
             if destination is None:
-                results.append(place.array.view(dtype).copy())
+                results.append(own.view(dtype).copy())
                 continue
-            if place not in lent:
-                np.copyto(destination.array, place.array)
+            if index not in written:
+                np.copyto(destination.array, own)
             results.append(destination.given)
-        for place in lent:
-            place.take_back()
+        for index, own in lent:
+            self._calls.place(index, own)
         return results
 
     def bound(self, given: Sequence[np.ndarray], wanted: Sequence[Destination]) -> Callable[[], None]:
         """A call of these buffers, for which this workspace is kept."""
         before, after = [], []
-        for place, array in zip(self.inputs, given, strict=True):
+        for (index, own), array in zip(self._inputs, given, strict=True):
             if _lendable(array):
-                place.lend(array)
+                self._calls.place(index, array)
             else:
-                before.append((place.array, array))
-        for place, destination in zip(self.outputs, wanted, strict=True):
+                before.append((own, array))
+        for (index, own), destination in zip(self._outputs, wanted, strict=True):
             if _lendable(destination.array) and _apart(destination.array, given):
-                place.lend(destination.array)
+                self._calls.place(index, destination.array)
             else:
-                after.append((destination.array, place.array))
+                after.append((destination.array, own))
+        calls = self._calls
 
         def run() -> None:
             for target, source in before:
                 np.copyto(target, source)
-            self._run()
+            calls.run()
             for target, source in after:
                 np.copyto(target, source)
 
         return run
-
-    def _run(self) -> None:
-        if self._locking.calls_left:
-            times: list[float] = []
-            self._run_timed(times)
-            self._locking.learn(times)
-            return
-        for function, parameters in self._calls:
-            function(*parameters)
-
-    def _run_timed(self, times: list[float]) -> None:
-        for function, parameters in self._calls:
-            times.append(time.perf_counter())
-            function(*parameters)
-        times.append(time.perf_counter())
 
 
 class _Loaded:
@@ -247,17 +138,16 @@ class _Loaded:
             library = Path(folder) / "network.so"
             library.write_bytes(plan.modules[0].cubin)
             try:
-                module = tvm.runtime.load_module(str(library))
+                self._functions = LoadedFunctions(library, [kernel.name for kernel in plan.kernels])
                 pooled = share_pool(library)
-            except (RuntimeError, OSError) as error:
+            except (RuntimeError, OSError, AttributeError) as error:
                 raise ArtifactError(
                     f"the machine code of {plan.name} was made for {plan.options.arch} and cannot be loaded here; "
                     f"compile the model on this machine: {error}"
                 ) from error
-        self._functions = [module.get_function(kernel.name, query_imports=True) for kernel in plan.kernels]
-        self._locking = _Locking([self._functions[launch.kernel] for launch in plan.launches])
+        self._pace = Pace()
         self._constants = {
-            index: shared.placed("host", array, buffer.shape, partial(_tensor_of, array, buffer.shape))
+            index: shared.placed("host", array, buffer.shape, partial(_aligned, array, buffer.shape))
             for index, buffer in enumerate(plan.buffers)
             if buffer.kind == "constant"
             for array in (plan.constants[buffer.name],)
@@ -266,22 +156,25 @@ class _Loaded:
         self._idle: list[_Workspace] = []
 
     def run(
-        self, given: Sequence[np.ndarray], wanted: Sequence[Destination | None], times: list[float] | None = None
+        self,
+        given: Sequence[np.ndarray],
+        wanted: Sequence[Destination | None],
+        run: Callable[[CallSequence], None] = CallSequence.run,
     ) -> list[Any]:
         """Run once, in a workspace that no other call has."""
         try:
             workspace = self._idle.pop()
         except IndexError:
-            workspace = _Workspace(self._plan, self._functions, self._constants, self._locking)
+            workspace = _Workspace(self._plan, self._functions, self._constants, self._pace)
         with self._cores:
-            outputs = workspace.run(given, wanted, times)
+            outputs = workspace.run(given, wanted, run)
         # Not reached where the call was stopped: its workspace is given up, whatever it holds.
         self._idle.append(workspace)
         return outputs
 
     def bound(self, buffers: Buffers) -> Callable[[], None]:
         """A call of these buffers, in a workspace of its own."""
-        workspace = _Workspace(self._plan, self._functions, self._constants, self._locking)
+        workspace = _Workspace(self._plan, self._functions, self._constants, self._pace)
         call, cores = workspace.bound(buffers.values, buffers.destinations), self._cores
 
         def run() -> None:
@@ -435,5 +328,5 @@ class HostNetwork:
         arrays = self._signature.host_arrays(args)
         self.open()
         times: list[float] = []
-        self._loaded.run(arrays, self._signature.destinations(None), times)
+        self._loaded.run(arrays, self._signature.destinations(None), lambda calls: times.extend(calls.run_timed()))
         return tuple(times)

@@ -25,7 +25,8 @@ from souffle.codegen.plan import Plan
 from souffle.errors import OptionError
 from souffle.parallel import processor_quota, usable_cores
 from souffle.runtime import host_threads
-from souffle.runtime.host_network import HostNetwork, _Locking
+from souffle.runtime.host_calls import Pace
+from souffle.runtime.host_network import HostNetwork
 from souffle.schedule.cpu import limit_cores
 from tests.defects import mended
 
@@ -281,23 +282,17 @@ def _nobody_is_inside() -> Iterator[None]:
 
 
 
-def test_functions_that_are_over_at_once_keep_the_lock_of_python() -> None:
-    class Function:
-        release_gil = True
-
-    short, long, twice = Function(), Function(), Function()
-    locking = _Locking([short, long, twice, twice])
-    for call in range(3 * locking.calls_left):
-        stopped = 1.0 if call == 1 else 0.0  # by the system, in the midst of one call
-        ends = np.cumsum([5.0, 3e-6 + stopped, 4e-4, 2e-6, 5e-5])
-        locking.learn(ends.tolist())
-    assert locking.calls_left == 0
-    # A function is short where all launches of it are.
-    assert [function.release_gil for function in (short, long, twice)] == [False, True, True]
+@pytest.mark.parametrize(("seconds", "short"), [(1.9e-5, True), (4e-4, False)])
+def test_networks_that_are_over_at_once_keep_the_lock_of_python(seconds: float, short: bool) -> None:
+    pace = Pace()
+    for call in range(3 * pace.calls_left):
+        assert not pace.short or not pace.calls_left
+        pace.learn(1.0 if call == 1 else seconds)  # one was stopped by the system
+    assert pace.calls_left == 0 and pace.short is short
 
 
 def test_the_calls_that_are_timed_and_those_behind_them_give_the_same() -> None:
     network, x = HostNetwork(_plan()), _input()
     found = [network(x)["x3"] for _ in range(12)]
     assert all(np.array_equal(each, found[0]) for each in found)
-    assert network._loaded._locking.calls_left == 0
+    assert network._loaded._pace.calls_left == 0
