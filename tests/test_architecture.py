@@ -26,6 +26,7 @@ ORDER = (
     *("emulator", "runtime", "report", "hfuse", "calibrate", "mutation", "tuning"),
 )
 LOWEST = {
+    "aligned",
     "errors",
     "tvm_calls",
     "tvm_compat",

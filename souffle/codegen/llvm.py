@@ -175,6 +175,7 @@ class _Constants:
             name = f"{tensor.name} in panels{f' {number + 1}' if number else ''}"
             self._packed[tensor, layout] = at = len(self._buffers)
             self._values[at] = packed = layout.pack(self._program.constants[tensor])
+            packed.flags.writeable = False  # so it is not copied to be called with
             self._buffers.append(Buffer(name, packed.shape, str(packed.dtype), "constant", name))
         return self._packed[tensor, layout]
 

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from souffle.aligned import aligned_array
 from souffle.codegen.plan import Buffer
 from souffle.errors import ArtifactError
 
@@ -239,11 +240,12 @@ class ArchiveReader:
                 )
             if not buffer.nbytes < info.file_size <= buffer.nbytes + _NPY_HEADER:
                 raise bad_file(self.path, f"member {name} has {info.file_size} bytes for an array of {buffer.nbytes}")
-            array = np.empty(buffer.shape, on_file)
+            array = aligned_array(buffer.shape, on_file)
             member.readinto(memoryview(array.reshape(-1).view(np.uint8)))
             if member.read(1):
                 raise bad_file(self.path, f"member {name} has bytes after its array")
         self._finish(name, member, listed)
+        array.flags.writeable = False  # so it is not copied to be called with
         return array.view(dtype)
 
 

@@ -9,21 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from souffle.aligned import aligned_array
 from souffle.errors import InputError
 from souffle.runtime.signature import Destination, Signature, TensorSpec
 
-__all__ = ["ALIGNMENT", "BoundNetwork", "Buffers", "aligned_bytes", "buffers_of"]
-
-ALIGNMENT = 256
-"""Bytes; what device memory is aligned to, and a multiple of what vector loads and LLVM's code rely on."""
-
-
-def aligned_bytes(nbytes: int, fill: int = 0) -> np.ndarray:
-    """Fresh bytes at an aligned address."""
-    raw = np.full(nbytes + ALIGNMENT, fill, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + nbytes]
-
+__all__ = ["BoundNetwork", "Buffers", "buffers_of"]
 
 class Buffers:
     """What is bound: inputs in order, as callers see them and as they are read, and a destination for each output."""
@@ -43,8 +33,7 @@ class Buffers:
 
 
 def _made(spec: TensorSpec) -> np.ndarray:
-    nbytes = int(np.prod(spec.shape, dtype=np.int64)) * np.dtype(spec.dtype).itemsize
-    return aligned_bytes(nbytes).view(spec.dtype).reshape(spec.shape)
+    return aligned_array(spec.shape, spec.dtype, 0)
 
 
 def buffers_of(signature: Signature, inputs: Any, outputs: Any, *, gpu: bool = False) -> Buffers:

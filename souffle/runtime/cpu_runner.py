@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from souffle.aligned import ALIGNMENT, aligned_bytes
 from souffle.codegen.plan import Buffer, Plan
 from souffle.emulator import CheckedBuffer, CheckedMemory, CheckError, LaunchReport, compile_text
 from souffle.errors import KernelTimeoutError
-from souffle.runtime.bound import ALIGNMENT, aligned_bytes
 from souffle.runtime.shared_constants import SharedConstants
 from souffle.runtime.signature import Destination
 from souffle.runtime.timed_out import timeout_error

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from souffle.codegen.plan import Buffer, Plan
+from souffle.aligned import aligned_array, aligned_bytes
+from souffle.codegen.plan import Plan
 from souffle.errors import ArtifactError
 from souffle.options import checked_threads
 from souffle.runtime import artifact
-from souffle.runtime.bound import BoundNetwork, Buffers, aligned_bytes, buffers_of
+from souffle.runtime.bound import BoundNetwork, Buffers, buffers_of
 from souffle.runtime.explain import explain
 from souffle.runtime.host_calls import CallSequence, LoadedFunctions, Pace
 from souffle.runtime.host_threads import ThreadsOfCalls, share_pool
@@ -32,16 +33,12 @@ _WORTH_LENDING = 1 << 16
 """Bytes of an input from which on lending it is worth the look at its address."""
 
 
-def _empty(buffer: Buffer) -> np.ndarray:
-    return aligned_bytes(buffer.nbytes).view(buffer.dtype).reshape(buffer.shape)
-
-
-def _aligned(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """A constant where functions can read it."""
+def _placed(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A constant where functions can read it: itself, if it is aligned and nobody can write to it."""
     content = np.ascontiguousarray(array).reshape(shape)
-    if content.ctypes.data % _ALIGNMENT == 0:
+    if content.ctypes.data % _ALIGNMENT == 0 and not array.flags.writeable:
         return content
-    placed = aligned_bytes(content.nbytes).view(content.dtype).reshape(shape)
+    placed = aligned_array(shape, content.dtype)
     np.copyto(placed, content)
     return placed
 
@@ -69,7 +66,7 @@ class _Workspace:
             if buffer.kind == "workspace":
                 arrays[index] = between[buffer.offset :][: buffer.nbytes]
             elif buffer.kind != "constant":
-                arrays[index] = _empty(buffer)
+                arrays[index] = aligned_array(buffer.shape, buffer.dtype)
                 (self._inputs if buffer.kind == "input" else self._outputs).append((index, arrays[index]))
         self._calls = CallSequence(plan, functions, arrays, pace)
 
@@ -147,7 +144,7 @@ class _Loaded:
                 ) from error
         self._pace = Pace()
         self._constants = {
-            index: shared.placed("host", array, buffer.shape, partial(_aligned, array, buffer.shape))
+            index: shared.placed("host", array, buffer.shape, partial(_placed, array, buffer.shape))
             for index, buffer in enumerate(plan.buffers)
             if buffer.kind == "constant"
             for array in (plan.constants[buffer.name],)

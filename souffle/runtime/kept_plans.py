@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from souffle.aligned import aligned_array
 from souffle.cache import most_bytes, read_entry, trim, write_entry, write_whole
 from souffle.codegen.plan import Buffer, Plan
 from souffle.options import Options
@@ -63,6 +64,8 @@ def kept_plan(folder: Path, key: str, options: Options) -> Plan | None:
         return None
     if any(array is None for array in arrays):
         return None
+    for array in arrays:
+        array.flags.writeable = False  # so it is not copied to be called with
     for used in (path, *(_file(folder, digest) for digest in told["constants"].values() if isinstance(digest, str))):
         with contextlib.suppress(OSError):
             os.utime(used)
@@ -138,7 +141,7 @@ def _digest(array: np.ndarray) -> str:
 
 def _read(folder: Path, told: Any, buffer: Buffer) -> np.ndarray | None:
     """A constant, from a plan's own file or from one that is compared with its digest."""
-    array = np.empty(buffer.shape, buffer.dtype)
+    array = aligned_array(buffer.shape, buffer.dtype)
     target = memoryview(array.reshape(-1).view(np.uint8))
     if isinstance(told, list):
         target[:] = base64.b64decode(told[0])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -127,3 +129,21 @@ def test_a_function_that_fails_is_named_with_what_tvm_says(made_by: str, says: b
         with pytest.raises(DeviceError, match=f"{_plan().kernels[last].name} of {_plan().name} failed: .*{message}"):
             network(_input())
     assert not network._loaded._idle, "a workspace whose call failed is not for the next one"
+
+
+def test_constants_are_there_once_unless_somebody_can_write_to_them(tmp_path: Path) -> None:
+    network = HostNetwork(_plan())
+    network.save(tmp_path / "kinds.souffle")
+    loaded = souffle.load(tmp_path / "kinds.souffle")
+    expected = loaded(_input())["halves"]
+    for name, array in loaded.plan.constants.items():
+        index = next(i for i, buffer in enumerate(loaded.plan.buffers) if buffer.name == name)
+        assert not array.nbytes or np.shares_memory(loaded._loaded._constants[index], array)
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+    own = {name: array.copy() for name, array in loaded.plan.constants.items()}
+    theirs = HostNetwork(replace(loaded.plan, constants=own))
+    theirs.open()
+    for array in own.values():
+        array[...] = 0
+    np.testing.assert_array_equal(theirs(_input())["halves"], expected)

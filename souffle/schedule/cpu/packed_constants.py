@@ -17,6 +17,7 @@ from tvm import tirx
 from tvm.ir.expr import TensorLoad
 from tvm.tirx import IntImm
 
+from souffle.aligned import aligned_array
 from souffle.schedule.cpu.column_groups import GroupedProduct
 from souffle.schedule.cpu.contraction_form import CpuContraction, Packed, Side, contraction_of, contractions_of
 from souffle.schedule.cpu.contraction_tiling import panel_vectors, product_cycles, reduction_cycles, row_tile
@@ -74,7 +75,7 @@ class PackedLayout:
         return (*(e for e, _ in self.batch), self.panels, *(e for e, _ in self.steps), self.width)
 
     def pack(self, array: np.ndarray) -> np.ndarray:
-        """A new array of :attr:`shape` with the elements of a constant."""
+        """A new array of :attr:`shape` with the elements of a constant, which functions can read where it is."""
         axes = (*self.batch, *self.steps, *self.columns)
         places = sorted((extent - 1) * stride for extent, stride in axes)
         low = self.offset + sum(place for place in places if place < 0)
@@ -86,7 +87,7 @@ class PackedLayout:
         seen = np.lib.stride_tricks.as_strided(flat[self.offset :], shape, strides, writeable=False)
         before, steps = [e for e, _ in self.batch], [e for e, _ in self.steps]
         columns = product(extent for extent, _ in self.columns)
-        packed = np.zeros((*before, self.panels, *steps, self.width), array.dtype)
+        packed = aligned_array((*before, self.panels, *steps, self.width), array.dtype, 0)
         seen = seen.reshape((*before, *steps, columns))
         at = len(before)
         whole = columns // self.width

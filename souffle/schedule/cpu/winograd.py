@@ -20,6 +20,7 @@ from tvm import tirx
 from tvm.ir.expr import TensorLoad
 from tvm.tirx import ForKind
 
+from souffle.aligned import aligned_array
 from souffle.schedule.cpu.contraction import emit_contraction
 from souffle.schedule.cpu.contraction_form import CpuContraction, Side
 from souffle.schedule.cpu.contraction_tiling import CACHE_BYTES, product_cycles
@@ -99,7 +100,9 @@ class WinogradLayout:
         matrix = np.array(_TWO.weights)
         weights = self.weights.pack(array).astype(np.float64)
         transformed = np.einsum("ai,bj,ij...->ab...", matrix, matrix, weights, optimize=True)
-        return np.ascontiguousarray(transformed.reshape(self.shape).astype(np.float32))
+        packed = aligned_array(self.shape, np.float32)
+        packed[...] = transformed.reshape(self.shape)
+        return packed
 
 
 @dataclass(frozen=True, eq=False)
