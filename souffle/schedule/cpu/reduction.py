@@ -116,20 +116,21 @@ def _along_memory(nest: Nest, lanes: int) -> tirx.Stmt:
 
     statements = [tirx.AllocBuffer(partial), _fill(partial, width, lanes, combiner.identity)]
     statements.append(serial(nest, outer, one_pass))
-    span = width
-    while span > 1:
-        half = span // 2 if span % 2 == 0 else 1
-        kind = ForKind.VECTORIZED if half >= 4 else ForKind.SERIAL
-        for start in range(half, span, half):
-            statements.append(
-                loop(
-                    half,
-                    lambda v, start=start: tirx.BufferStore(partial, combiner.apply(load(v), load(v + start)), [v]),
-                    kind,
-                    name="v",
-                )
-            )
-        span = half
+
+    def fold(count: int, start: int) -> tirx.Stmt:
+        kind = ForKind.VECTORIZED if count > 1 else ForKind.SERIAL
+        return loop(
+            count,
+            lambda v: tirx.BufferStore(partial, combiner.apply(load(v), load(v + start)), [v]),
+            kind,
+            name="v",
+        )
+
+    # Whole vectors first, then halves of the one that is left: LLVM keeps in registers what is read as it was written.
+    statements += [fold(lanes, start) for start in range(lanes, width, lanes)]
+    while lanes > 1:
+        lanes //= 2
+        statements.append(fold(lanes, lanes))
     statements.append(nest.finish(load(tirx.const(0, "int32"))))
     return sequence(*statements)
 
