@@ -27,6 +27,7 @@ from souffle.schedule.cpu import (
     use_cores,
 )
 from souffle.schedule.cpu.contraction_tiling import tiling_of
+from souffle.schedule.cpu.elementary import scales
 from souffle.schedule.cpu.inline import node_count
 from souffle.schedule.cpu.loop_emission import pieces
 from tests.frontend.support import model_of
@@ -214,6 +215,47 @@ def test_layer_norm_and_softmax():
     check([x, topi.nn.softmax(x)], [a], [e / e.sum(-1, keepdims=True)])
 
 
+def between(tensors):
+    """Elements of each buffer between the parameters, as scheduled."""
+    block = schedule_cpu(te.create_prim_func(list(tensors)), target=TARGET).body.block
+    return {str(b.name): math.prod(int(extent) for extent in b.shape) for b in block.alloc_buffers}
+
+
+def test_what_one_task_writes_and_reads_has_the_size_of_a_task():
+    a, w, v = values(96, 50), values(50, 64), values(3, 40, 28, 28)
+    x, y, z = placeholders(a, w, v)
+    exponentials = np.exp(a - a.max(1, keepdims=True))
+    expected = exponentials / exponentials.sum(1, keepdims=True)
+    rows = topi.nn.softmax(x, axis=1)
+    check([x, rows], [a], [expected])
+    assert between([x, rows]) and max(between([x, rows]).values()) <= 50
+    # A channel with its border, but for what is beside it to be read in whole vectors.
+    (k,) = placeholders(values(40, 1, 3, 3))
+    windows = topi.nn.depthwise_conv2d_nchw(z, k, 1, 1, 1)
+    assert max(between([z, k, windows]).values()) <= 30 * 64
+    # What a product reads of it later, and what is an output, stays whole.
+    shifted = te.compute(a.shape, lambda i, j: tirx.exp(x[i, j]) + 1.0, name="shifted")
+    r = te.reduce_axis((0, 50))
+    sums = te.compute((96,), lambda i: te.sum(shifted[i, r], axis=r), name="sums")
+    means = te.compute(a.shape, lambda i, j: tirx.exp(shifted[i, j] / sums[i]), name="means")
+    product = topi.matmul(shifted, y)
+    grown = np.exp(a) + 1
+    check([x, y, means, product], [a, w], [np.exp(grown / grown.sum(1, keepdims=True)), grown @ w])
+    held = between([x, y, means, product])
+    assert held["shifted"] == a.size and held["sums"] == 1
+    check([x, means, shifted], [a], [np.exp(grown / grown.sum(1, keepdims=True)), grown])
+
+
+@pytest.mark.parametrize("shape", [(300,), (3, 531), (40, 1000)])
+def test_what_a_run_of_elements_writes_and_reads_has_the_size_of_a_run(shape):
+    a = values(*shape)
+    (x,) = placeholders(a)
+    once = topi.tanh(x)
+    twice = te.compute(shape, lambda *i: once[i] * once[i] + tirx.exp(once[i]), name="twice")
+    check([x, twice], [a], [np.tanh(a) ** 2 + np.exp(np.tanh(a))], parallel=False)
+    assert all(size <= 16 * 16 for size in between([x, twice]).values())
+
+
 def test_reductions_along_every_axis():
     a = values(19, 31, 23)
     (x,) = placeholders(a)
@@ -283,7 +325,11 @@ def test_booleans_and_integers():
     check([y, less], [b], [b < 3], shape=False)
 
 
-def test_elementary_functions_are_accurate():
+@pytest.mark.parametrize("scaling", [False, True])
+def test_elementary_functions_are_accurate(scaling, monkeypatch):
+    if scaling and not scales(TARGET):
+        pytest.skip("this processor has no instruction that scales")
+    monkeypatch.setattr("souffle.schedule.cpu.schedule.scales", lambda target: scaling)
     special = [0.0, -0.0, np.inf, -np.inf, np.nan, 88.7, 89.5, -87.4, -103.0, -110.0, 1e-30, 4.0, -4.0]
     a = np.concatenate([np.linspace(-100, 95, 4001), np.linspace(-6, 6, 4001), special]).astype("float32")
     (x,) = placeholders(a)

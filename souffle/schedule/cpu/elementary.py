@@ -8,16 +8,18 @@ units in the last place of float32 (erf near its saturation: 1e-7 absolute).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import tvm
 from tvm import tirx
 from tvm.ir import Call
+from tvm.target import codegen
 
 from souffle.schedule.cpu.temporaries import Bind, bind_calls
 from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, dtype_of
 
-__all__ = ["expand_elementary", "is_expensive_call", "rounded_to_bfloat16"]
+__all__ = ["expand_elementary", "is_expensive_call", "rounded_to_bfloat16", "scales"]
 
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH = 0.693359375  # few bits, so that its product with a small integer is exact
@@ -98,6 +100,9 @@ _EXTERN = frozenset(("tirx.call_extern", "tirx.call_pure_extern"))
 """Their first argument is a name, and the first kind may have effects."""
 
 _ROUNDED = "rounded to bfloat16"
+_SCALING = "llvm.ldexp"
+_Scaling = Callable[[PrimExpr, PrimExpr, Bind], PrimExpr]
+"""A value, times two to a power."""
 
 
 def is_expensive_call(call: Call) -> bool:
@@ -126,50 +131,58 @@ def _is_nan(x: PrimExpr) -> PrimExpr:
     return magnitude > tirx.const(0x7F800000, "int32")
 
 
-def _exp(x: PrimExpr, bind: Bind, *, halvings: int = 0) -> PrimExpr:
+def _times_power_of_two(value: PrimExpr, exponent: PrimExpr, bind: Bind) -> PrimExpr:
+    # Two factors, since 2^k itself leaves the range of normal numbers at both ends.
+    half = bind(tirx.shift_right(exponent, tirx.const(1, "int32")))
+    return value * _power_of_two(half) * _power_of_two(exponent - half)
+
+
+def _scaled(value: PrimExpr, exponent: PrimExpr, bind: Bind) -> PrimExpr:
+    return tirx.call_llvm_pure_intrin("float32", _SCALING, bind(value), exponent)
+
+
+def _exp(x: PrimExpr, bind: Bind, times: _Scaling, *, halvings: int = 0) -> PrimExpr:
     """exp(x), or exp(x) divided by two so many times, also where exp(x) itself would overflow."""
     clamped = bind(tirx.max(tirx.min(x, _f32(_EXP_HIGH + halvings)), _f32(_EXP_LOW)))
     n = bind(tirx.nearbyint(clamped * _f32(_LOG2_E)))
     r = bind(clamped - n * _f32(_LN2_HIGH) - n * _f32(_LN2_LOW))
     k = bind(tirx.Cast("int32", n) - tirx.const(halvings, "int32") if halvings else tirx.Cast("int32", n))
     value = _polynomial(r, _EXP_TAIL) * (r * r) + r + _f32(1.0)
-    # Two factors, since 2^k itself leaves the range of normal numbers at both ends.
-    half = bind(tirx.shift_right(k, tirx.const(1, "int32")))
-    return tirx.Select(_is_nan(x), x, value * _power_of_two(half) * _power_of_two(k - half))
+    return tirx.Select(_is_nan(x), x, times(value, k, bind))
 
 
-def _sigmoid(x: PrimExpr, bind: Bind) -> PrimExpr:
-    return _f32(1.0) / (_f32(1.0) + _exp(bind(_f32(0.0) - x), bind))
+def _sigmoid(x: PrimExpr, bind: Bind, times: _Scaling) -> PrimExpr:
+    return _f32(1.0) / (_f32(1.0) + _exp(bind(_f32(0.0) - x), bind, times))
 
 
-def _tanh(x: PrimExpr, bind: Bind) -> PrimExpr:
+def _tanh(x: PrimExpr, bind: Bind, times: _Scaling) -> PrimExpr:
     magnitude = bind(tirx.abs(x))
     square = bind(x * x)
     small = x + x * (square * _polynomial(square, _TANH_SMALL))
-    large = bind(_f32(1.0) - _f32(2.0) / (_exp(bind(magnitude + magnitude), bind) + _f32(1.0)))
+    large = bind(_f32(1.0) - _f32(2.0) / (_exp(bind(magnitude + magnitude), bind, times) + _f32(1.0)))
     signed = tirx.Select(x < _f32(0.0), _f32(0.0) - large, large)
     return tirx.Select(magnitude < _f32(0.625), small, signed)
 
 
-def _cosh(x: PrimExpr, bind: Bind) -> PrimExpr:
-    grown = bind(_exp(bind(tirx.abs(x)), bind, halvings=1))
+def _cosh(x: PrimExpr, bind: Bind, times: _Scaling) -> PrimExpr:
+    grown = bind(_exp(bind(tirx.abs(x)), bind, times, halvings=1))
     return grown + _f32(0.25) / grown
 
 
-def _sinh(x: PrimExpr, bind: Bind) -> PrimExpr:
+def _sinh(x: PrimExpr, bind: Bind, times: _Scaling) -> PrimExpr:
     square = bind(x * x)
     small = x + x * (square * _polynomial(square, _SINH_SMALL))
-    grown = bind(_exp(bind(tirx.abs(x)), bind, halvings=1))
+    grown = bind(_exp(bind(tirx.abs(x)), bind, times, halvings=1))
     large = bind(grown - _f32(0.25) / grown)
     signed = tirx.Select(x < _f32(0.0), _f32(0.0) - large, large)
     return tirx.Select(tirx.abs(x) < _f32(1.0), small, signed)
 
 
-def _erf(x: PrimExpr, bind: Bind) -> PrimExpr:
+def _erf(x: PrimExpr, bind: Bind, times: _Scaling) -> PrimExpr:
     magnitude = bind(tirx.abs(x))
     small = x * _polynomial(bind(x * x), _ERF_SMALL)
     limited = bind(tirx.min(magnitude, _f32(4.0)))
-    large = bind(_f32(1.0) - _exp(bind(_f32(0.0) - _polynomial(limited, _ERFC_LOG)), bind))
+    large = bind(_f32(1.0) - _exp(bind(_f32(0.0) - _polynomial(limited, _ERFC_LOG)), bind, times))
     signed = tirx.Select(x < _f32(0.0), _f32(0.0) - large, large)
     result = tirx.Select(magnitude < _f32(1.0), small, signed)
     return tirx.Select(_is_nan(x), x, result)
@@ -186,11 +199,24 @@ _UNARY = {
 _POWERS = {1.0: lambda x: x, 2.0: lambda x: x * x, 3.0: lambda x: x * x * x}
 
 
-def expand_elementary(statement: tirx.Stmt) -> tirx.Stmt:
+def scales(target: tvm.target.Target) -> bool:
+    """Whether a target has an instruction for vectors of float32 times powers of two, that of AVX-512."""
+    features = {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
+    return "avx512f" in features and codegen.llvm_lookup_intrinsic_id(_SCALING) > 0
+
+
+def expand_elementary(statement: tirx.Stmt, *, scaling: bool = False) -> tirx.Stmt:
     """Replace exp, erf, tanh, sigmoid and small constant powers of float32 and float16 by arithmetic.
 
     Arguments and results of these and of other expensive functions are kept in local arrays, so that none is repeated.
+
+    Parameters
+    ----------
+    statement : Stmt
+    scaling : bool
+        Whether the target :func:`scales`.
     """
+    times = _scaled if scaling else _times_power_of_two
 
     def expand(call: Call, arguments: Sequence[PrimExpr], bind: Bind) -> PrimExpr:
         name, dtype = call.op.name, dtype_of(call)
@@ -199,7 +225,7 @@ def expand_elementary(statement: tirx.Stmt) -> tirx.Stmt:
             wide = [bind(tirx.Cast("float32", argument)) for argument in arguments]
             return tirx.Cast(dtype, expand(tirx.call_intrin("float32", name, *wide), wide, bind))
         if name in _UNARY and dtype == "float32":
-            return _UNARY[name](arguments[0], bind)
+            return _UNARY[name](arguments[0], bind, times)
         if name == "tirx.pow" and dtype == "float32" and isinstance(arguments[1], tirx.FloatImm):
             power = _POWERS.get(arguments[1].value)
             if power is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tvm
 from tvm import tirx
@@ -20,7 +21,7 @@ from souffle.schedule.cpu.column_groups import grouped_product
 from souffle.schedule.cpu.column_reduction import with_room
 from souffle.schedule.cpu.contraction import emit_contraction, materialized_rows
 from souffle.schedule.cpu.contraction_form import CpuContraction, contraction_of, split_groups, without_units
-from souffle.schedule.cpu.elementary import expand_elementary
+from souffle.schedule.cpu.elementary import expand_elementary, scales
 from souffle.schedule.cpu.host import Machine, machine_of
 from souffle.schedule.cpu.inline import attach_epilogues, inline_injective, without_trivial_reductions
 from souffle.schedule.cpu.loop_emission import collapse, emit_injective, lanes_of
@@ -28,6 +29,7 @@ from souffle.schedule.cpu.nest import Axis, Nest, decode, distinct, loop, parse,
 from souffle.schedule.cpu.packed_constants import PackedContraction, PackedLayout, packed_contractions
 from souffle.schedule.cpu.reduction import emit_reduction, reduces_along_memory
 from souffle.schedule.cpu.sharing import kind_of_loop, nest_cycles
+from souffle.schedule.cpu.task_buffers import TaskBuffers
 from souffle.schedule.cpu.widen import with_wide_sums
 from souffle.schedule.cpu.windows import hoist_windows
 from souffle.schedule.cpu.winograd import WinogradLayout, by_winograd
@@ -137,7 +139,9 @@ def schedule_with_constants(
         units.append((item, form))
     if not any(isinstance(item, Nest) for item, _ in units):
         return ScheduledFunction.as_it_is(func)
-    body = sequence(*(expand_elementary(statement) for statement in _statements(units, machine, backwards)))
+    statements = _statements(units, func.params, machine, backwards)
+    scaling = scales(target)
+    body = sequence(*(expand_elementary(statement, scaling=scaling) for statement in statements))
     used = _buffers(body)
     whole = [(i, p) for i, p in enumerate(func.params) if not packed or any(p.same_as(b) for b in used)]
     parameters = [*(p for _, p in whole), *(buffer for buffer, _, _ in packed)]
@@ -183,24 +187,37 @@ def _packed(
 
 
 def _statements(
-    units: Sequence[tuple[Nest | tirx.Stmt, CpuContraction | None]], machine: Machine, backwards: bool
+    units: Sequence[tuple[Nest | tirx.Stmt, CpuContraction | None]],
+    params: Sequence[Any],
+    machine: Machine,
+    backwards: bool,
 ) -> list[tirx.Stmt]:
     """Emit contractions one by one, and what can share loops together."""
-    statements: list[tirx.Stmt] = []
+    parts: list[tirx.Stmt | tuple[list[Nest], int]] = []
     position = 0
     while position < len(units):
         item, form = units[position]
         if form is not None:
-            statements.append(emit_contraction(form, machine, backwards=backwards))
+            parts.append(emit_contraction(form, machine, backwards=backwards))
             position += 1
         elif not isinstance(item, Nest):
-            statements.append(item)
+            parts.append(item)
             position += 1
         else:
             run = _run(units[position:])
             depth, count = _shared_depth(run, machine)
-            statements.append(_emit_group(run[:count], depth, machine))
+            parts.append((run[:count], depth))
             position += count
+    used = [
+        _buffers(part) if not isinstance(part, tuple) else [b for nest in part[0] for b in (*nest.reads, *nest.writes)]
+        for part in parts
+    ]
+    statements: list[tirx.Stmt] = []
+    for number, part in enumerate(parts):
+        if isinstance(part, tuple):
+            outside = [*params, *(b for other, each in enumerate(used) if other != number for b in each)]
+            part = _emit_group(*part, outside, machine)
+        statements.append(part)
     return statements
 
 
@@ -274,32 +291,35 @@ def _emit(nest: Nest, machine: Machine) -> tirx.Stmt:
     return emit_injective(nest, machine) if nest.injective else emit_reduction(nest, machine)
 
 
-def _emit_group(group: Sequence[Nest], depth: int, machine: Machine) -> tirx.Stmt:
+def _emit_group(group: Sequence[Nest], depth: int, outside: Sequence[Any], machine: Machine) -> tirx.Stmt:
     if len(group) == 1:
         return _emit_alone(group[0], machine)
     if all(nest.injective and len(nest.spatial) == depth for nest in group):
-        return _emit_in_runs(group, machine)
+        return _emit_in_runs(group, outside, machine)
     extent = product(axis.extent for axis in group[0].spatial[:depth])
+    own = TaskBuffers.of(group, depth, outside)
 
     def task(number: tirx.Var) -> tirx.Stmt:
-        return sequence(*(_emit(nest.bind(decode(number, nest.spatial[:depth])), machine) for nest in group))
+        bound = (nest.bind(decode(number, nest.spatial[:depth])) for nest in group)
+        return sequence(*(_emit(own.inside(nest), machine) for nest in bound))
 
     kind = kind_of_loop(nest_cycles(group, machine))
     return loop(extent, task, kind, name="task", dtype=_index_type(group))
 
 
-def _emit_in_runs(group: Sequence[Nest], machine: Machine) -> tirx.Stmt:
+def _emit_in_runs(group: Sequence[Nest], outside: Sequence[Any], machine: Machine) -> tirx.Stmt:
     """Nests that share all of their loops: in runs along the last one, so that each nest has vectors."""
     *outer, last = group[0].spatial
     size = min(last.extent, _RUN_VECTORS * min(lanes_of(nest.body, machine) for nest in group))
     runs, rest = divmod(last.extent, size)
     count = product(axis.extent for axis in outer)
     joint = Axis(tirx.Var("run", last.dtype), runs)
+    own = TaskBuffers.of(group, len(group[0].spatial), outside, last=size)
 
     def part(nest: Nest, values: dict[tirx.Var, PrimExpr], start: PrimExpr | int, extent: int) -> tirx.Stmt:
-        own = nest.spatial[:-1]
-        bound = {axis.var: values[like.var] for axis, like in zip(own, outer, strict=True)}
-        return _emit(nest.restrict(nest.spatial[-1], start, extent).bind(bound), machine)
+        bound = {axis.var: values[like.var] for axis, like in zip(nest.spatial[:-1], outer, strict=True)}
+        run = nest.restrict(nest.spatial[-1], start, extent).bind(bound)
+        return _emit(own.inside(run, run.spatial[-1].var), machine)
 
     def task(number: tirx.Var) -> tirx.Stmt:
         values = decode(number, [*outer, joint])

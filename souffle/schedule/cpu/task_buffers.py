@@ -1,0 +1,95 @@
+"""Buffers of nests that share loops, in which a task of these loops finds nothing but what it wrote: of its size alone.
+
+A row of a softmax, or a padded channel of a depthwise convolution, is written and read by one task. In a buffer of all
+rows, each task would have another place, cold in the caches, and the allocation of all of it would be inside the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir.expr import TensorLoad
+
+from souffle.schedule.cpu.nest import Nest, distinct, shape_of
+from souffle.tvm_compat import PrimExpr, dtype_of
+
+__all__ = ["TaskBuffers"]
+
+
+@dataclass(frozen=True, eq=False)
+class TaskBuffers:
+    """What stands for the buffers that only one task uses.
+
+    Attributes
+    ----------
+    depth : int
+        How many leading loops the nests share. Each element is written and read at the position of these.
+    table : tuple of (Buffer, Buffer)
+        A buffer, and the one of a task.
+    """
+
+    depth: int
+    table: tuple[tuple[Any, Any], ...]
+
+    @classmethod
+    def of(cls, group: Sequence[Nest], depth: int, outside: Iterable[Any], *, last: int = 1) -> TaskBuffers:
+        """The buffers that nests write, but for those that are used outside of their loops.
+
+        Parameters
+        ----------
+        group : sequence of Nest
+            Which may share `depth` leading loops: each reads what another of them wrote at their own position.
+        depth : int
+        outside : iterable of Buffer
+        last : int
+            How many positions of the last shared loop a task has.
+        """
+        kept = list(outside)
+        extents = (1,) * (depth - 1) + (last,)
+        return cls(
+            depth,
+            tuple(
+                (buffer, tirx.decl_buffer((*extents, *shape_of(buffer)[depth:]), str(buffer.dtype), buffer.name))
+                for buffer in distinct(buffer for nest in group for buffer in nest.writes)
+                if not any(buffer.same_as(other) for other in kept)
+            ),
+        )
+
+    def inside(self, nest: Nest, position: PrimExpr | None = None) -> Nest:
+        """A nest of a task on the task's buffers.
+
+        Parameters
+        ----------
+        nest : Nest
+            With the shared loops bound, but for the last one where a task has several positions of it.
+        position : expression, optional
+            Of the last shared loop, in the task; None where a task has one.
+        """
+        if not self.table:
+            return nest
+
+        def moved(indices: Sequence[PrimExpr]) -> list[PrimExpr]:
+            zeros = [tirx.const(0, dtype_of(index)) for index in indices[: self.depth]]
+            return [*zeros[:-1], zeros[-1] if position is None else position, *indices[self.depth :]]
+
+        def instead(buffer: Any) -> Any:
+            return next((new for old, new in self.table if old.same_as(buffer)), None)
+
+        def load(node: TensorLoad) -> PrimExpr:
+            new = instead(node.source)
+            return node if new is None else tirx.BufferLoad(new, moved(list(node.indices)))
+
+        def store(node: tirx.BufferStore) -> tirx.BufferStore:
+            new = instead(node.buffer)
+            return node if new is None else tirx.BufferStore(new, node.value, moved(list(node.indices)))
+
+        def changed(statement: Any) -> Any:
+            if statement is None:
+                return None
+            return tvm_ffi.structural_map(statement, [(TensorLoad, load), (tirx.BufferStore, store)])
+
+        return replace(nest, init=changed(nest.init), body=changed(nest.body), epilogue=changed(nest.epilogue))
