@@ -1,4 +1,4 @@
-"""An ONNX graph as a PyTorch module, for peers: the operators that the paper's six models use.
+"""An ONNX graph as a PyTorch module, for peers: the operators of the paper's models and of others that are timed.
 
 Needs the onnx package, and PyTorch for :func:`to_torch`; nothing else, so that it works on a GPU host.
 """
@@ -46,7 +46,7 @@ def to_torch(model: onnx.ModelProto, device: str) -> Any:
     Raises
     ------
     ValueError
-        If an operator, or the way in which it is used, is not among those that the six models have.
+        If an operator, or the way in which it is used, is not translated.
     """
     graph = read_nodes(model)
     if unknown := unknown_operators(graph):
@@ -55,7 +55,8 @@ def to_torch(model: onnx.ModelProto, device: str) -> Any:
         raise ValueError("PyTorch is not installed")
     translation = _Translation(graph, device)
     for node in graph.nodes:
-        translation.values[node.outputs[0]] = _OPERATORS[node.operator](_Call(node, translation))
+        found = _OPERATORS[node.operator](_Call(node, translation))
+        translation.values.update(zip(node.outputs, found if isinstance(found, list) else [found], strict=False))
     translation.graph.output(tuple(translation.tensor(name) for name in graph.outputs))
     module = torch.fx.GraphModule(translation.root, translation.graph)
     module.graph.lint()
@@ -122,6 +123,11 @@ class _Call:
         array = self.array(number)
         self.need(array is not None, f"input {number} must be there")
         return [int(value) for value in np.atleast_1d(array)]
+
+    def bound(self, number: int) -> float | None:
+        """A constant input of one number, or None where it is left out."""
+        array = self.array(number)
+        return None if array is None else float(array)
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """An attribute as the node has it."""
@@ -210,8 +216,41 @@ def _layer_norm(call: _Call) -> Any:
     return call(torch.nn.functional.layer_norm, call.tensor(0), list(scale.shape), *tensors, epsilon)
 
 
-def _reduce_sum(call: _Call) -> Any:
-    return call(torch.sum, call.tensor(0), call.integers(1), bool(call.attribute("keepdims", 1)))
+def _reduction(name: str) -> Callable[[_Call], Any]:
+    def reduced(call: _Call) -> Any:
+        axes = call.attribute("axes")  # before opset 13, and of means before 18
+        if axes is None and len(call) > 1:
+            axes = call.integers(1)
+        call.need(bool(axes), "the axes must be there")
+        return call(getattr(torch, name), call.tensor(0), list(axes), bool(call.attribute("keepdims", 1)))
+
+    return reduced
+
+
+def _split(call: _Call) -> list[Any]:
+    axis, count = call.attribute("axis", 0), len(call.node.outputs)
+    if len(call) > 1:
+        parts = call(torch.split, call.tensor(0), call.integers(1), axis)
+    else:
+        parts = call(torch.chunk, call.tensor(0), count, axis)
+    return [call(operator.getitem, parts, number) for number in range(count)]
+
+
+def _clip(call: _Call) -> Any:
+    return call(torch.clamp, call.tensor(0), *map(call.bound, (1, 2)))
+
+
+def _hard_sigmoid(call: _Call) -> Any:
+    slope, shift = call.attribute("alpha", 0.2), call.attribute("beta", 0.5)
+    if np.float32(slope) == np.float32(1 / 6) and shift == 0.5:
+        return call(torch.nn.functional.hardsigmoid, call.tensor(0))
+    moved = call(operator.add, call(operator.mul, call.tensor(0), slope), shift)
+    return call(torch.clamp, moved, 0.0, 1.0)
+
+
+def _gelu(call: _Call) -> Any:
+    how = call.attribute("approximate", b"none").decode()
+    return call(torch.nn.functional.gelu, call.tensor(0), approximate=how)
 
 
 def _reshape(call: _Call) -> Any:
@@ -254,12 +293,25 @@ def _slice(call: _Call) -> Any:
 
 
 def _gather(call: _Call) -> Any:
-    indices, axis = call.array(1), call.attribute("axis", 0)
+    axis = call.attribute("axis", 0)
+    if call.node.inputs[1] not in call.to.constants:
+        # Indices of a run are as PyTorch's users have them: counted from the front.
+        call.need(axis == 0, "indices that are no constant must be those of the first axis")
+        return call(torch.nn.functional.embedding, call.tensor(1), call.tensor(0))
+    indices = call.array(1)
     call.need(indices.ndim < 2, "the indices must be a number or a list")
     if indices.ndim == 0:
         return call(torch.select, call.tensor(0), axis, int(indices))
     call.need(bool((indices >= 0).all()), "a list of indices must be counted from the front")
     return call(torch.index_select, call.tensor(0), axis, call.tensor(1))
+
+
+def _gather_nd(call: _Call) -> Any:
+    indices = call.array(1)
+    call.need(call.attribute("batch_dims", 0) == 0, "batch_dims must be 0")
+    call.need(bool((indices >= 0).all()), "indices must be counted from the front")
+    along = [torch.from_numpy(np.array(indices[..., axis])).to(call.to.device) for axis in range(indices.shape[-1])]
+    return call(operator.getitem, call.tensor(0), tuple(map(call.to.buffer, along)))
 
 
 def _concat(call: _Call) -> Any:
@@ -333,11 +385,14 @@ if torch is not None:
 
 _OPERATORS: dict[str, Callable[[_Call], Any]] = {
     "Add": _binary("add"), "Sub": _binary("sub"), "Mul": _binary("mul"), "Div": _binary("truediv"),
-    "Relu": _unary("relu"), "Sigmoid": _unary("sigmoid"), "Erf": _unary("erf"),
-    "Gelu": _activation("gelu"), "Silu": _activation("silu"), "Softmax": _softmax,
+    "Pow": _binary("pow"), "Relu": _unary("relu"), "Sigmoid": _unary("sigmoid"), "Erf": _unary("erf"),
+    "Tanh": _unary("tanh"), "Exp": _unary("exp"), "Sqrt": _unary("sqrt"), "Neg": _unary("neg"), "Clip": _clip,
+    "Gelu": _gelu, "Silu": _activation("silu"), "HardSwish": _activation("hardswish"),
+    "HardSigmoid": _hard_sigmoid, "Softmax": _softmax,
     "Linear": _linear, "Gemm": _gemm, "MatMul": _matmul, "Conv": _conv, "LSTM": _lstm,
     "MaxPool": _max_pool, "GlobalAveragePool": _global_average_pool,
-    "LayerNormalization": _layer_norm, "ReduceSum": _reduce_sum,
+    "LayerNormalization": _layer_norm, "ReduceSum": _reduction("sum"), "ReduceMean": _reduction("mean"),
     "Flatten": _flatten, "Reshape": _reshape, "Transpose": _transpose, "SwapLastAxes": _swap_last_axes,
-    "Unsqueeze": _unsqueeze, "Squeeze": _squeeze, "Slice": _slice, "Gather": _gather, "Concat": _concat,
+    "Unsqueeze": _unsqueeze, "Squeeze": _squeeze, "Slice": _slice, "Gather": _gather,
+    "GatherND": _gather_nd, "Split": _split, "Concat": _concat,
 }  # fmt: skip

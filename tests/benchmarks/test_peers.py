@@ -30,6 +30,7 @@ from souffle.benchmark.rounds import figures_of, ratio_of
 from souffle.evaluation import gpu_records as shown
 from souffle.evaluation.setting import Setting as setting_of
 from souffle.evaluation.tables import TABLES
+from souffle.reference import onnxruntime_outputs
 from souffle.runtime.comparison import compare
 
 _MODELS = ("mmoe", "lstm", "efficientnet", "bert", "swin", "resnext")
@@ -150,6 +151,55 @@ def test_small_models_are_right_in_pytorch(name: str, monkeypatch: pytest.Monkey
     for peer in ("eager", "inductor"):
         (way,) = torch_peer.TorchPeer(peer).prepare(model, inputs, Setting("cpu", 1, "fp32"))
         assert way.form == HOST and compare(way.outputs(), expected, "fp32").ok
+
+
+def _model_of_other_operators() -> ModelProto:
+    """What networks of today have and the paper's six have not."""
+    steps: list[tuple[str, list[str], list[str], dict[str, Any]]] = [
+        ("Pow", ["x", "three"], ["a"], {}),
+        ("Tanh", ["a"], ["b"], {}),
+        ("HardSwish", ["b"], ["c"], {}),
+        ("HardSigmoid", ["c"], ["d"], {"alpha": 1 / 6}),
+        ("HardSigmoid", ["d"], ["e"], {"alpha": 0.3, "beta": 0.25}),
+        ("Clip", ["e", "low"], ["f"], {}),
+        ("Neg", ["f"], ["g"], {}),
+        ("Exp", ["g"], ["h"], {}),
+        ("Sqrt", ["h"], ["i"], {}),
+        ("Gelu", ["i"], ["j"], {"approximate": "tanh"}),
+        ("Split", ["j"], ["k", "l", "m"], {"axis": 1, "num_outputs": 3}),
+        ("Split", ["j", "sizes"], ["n", "o"], {"axis": 0}),
+        ("ReduceMean", ["k", "last"], ["p"], {"keepdims": 0}),
+        ("ReduceMean", ["n", "last"], ["q"], {}),
+        ("GatherND", ["j", "pairs"], ["r"], {}),
+        ("Gather", ["table", "rows"], ["s"], {}),
+    ]
+    constants = {
+        "three": np.float32(3), "low": np.float32(0.3), "sizes": np.array([1, 3]), "last": np.array([-1]),
+        "pairs": np.array([[0, 5], [3, 0], [1, 1]]), "table": np.arange(12, dtype=np.float32).reshape(6, 2),
+    }  # fmt: skip
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 6]),
+        helper.make_tensor_value_info("rows", TensorProto.INT64, [2, 3]),
+    ]
+    outputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("l", [4, 2]), ("m", [4, 2]), ("o", [3, 6]), ("p", [4]), ("q", [1, 1]), ("r", [3]),
+                            ("s", [2, 3, 2]))
+    ]  # fmt: skip
+    nodes = [helper.make_node(operator, *ends, **attributes) for operator, *ends, attributes in steps]
+    arrays = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "others", inputs, outputs, arrays)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def test_other_operators_are_right_in_pytorch() -> None:
+    model = _model_of_other_operators()
+    assert not torch_graph.unknown_operators(read_nodes(model))
+    pytest.importorskip("torch")
+    rng = np.random.default_rng(5)
+    inputs = {"x": rng.standard_normal((4, 6)).astype(np.float32), "rows": rng.integers(0, 6, (2, 3))}
+    (way,) = torch_peer.TorchPeer("eager").prepare(model, inputs, Setting("cpu", 1, "fp32"))
+    assert compare(way.outputs(), onnxruntime_outputs(model, inputs), "fp32").ok
 
 
 class _PlayedTorch:
