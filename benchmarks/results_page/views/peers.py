@@ -108,7 +108,7 @@ _TORCH = {
 
 
 def torch_models(source: Source) -> Table:
-    """Networks of PyTorch beside eager: the processor's time."""
+    """Networks of PyTorch beside eager and Inductor: the processor's time."""
 
     def time(quartiles: list[float]) -> str:
         low, median, high = quartiles
@@ -120,13 +120,14 @@ def torch_models(source: Source) -> Table:
     for model, name in _TORCH.items():
         one = found[model]
         error = scientific(max(one.record("errors").values())).replace("e-0", "e-")
-        compiled, times = one.record("compile_s")["souffle"], one.record("cpu_ms")
-        ways = [time(times[way]) for way in ("eager", "souffle", "from_torch", "bound")]
-        rows.append(
-            [name, error, compiled[1], one["launches"], *ways, f"{one.record('of_eager').number('souffle'):.2f}"]
-        )
+        compiled, times = one.record("compile_s"), one.record("cpu_ms")
+        ways = [time(times[way]) for way in ("eager", "inductor", "souffle", "from_torch", "bound")]
+        ratios = [f"{one.record('of_eager').number('souffle'):.2f}", f"{one.number('of_inductor'):.2f}"]
+        seconds = [compiled[way][1] for way in ("souffle", "inductor")]
+        rows.append([name, error, *seconds, one["launches"], *ways, *ratios])
     columns = (
-        "network | error | compile s | launches | eager ms | `torch.compile` ms | `from_torch` ms | bound ms | of eager"
+        "network | error | compile s | Inductor's | launches | eager ms | Inductor ms | `torch.compile` ms | "
+        "`from_torch` ms | bound ms | of eager | of Inductor"
     )
     return table(columns, rows)
 
