@@ -107,6 +107,9 @@ _TORCH = {
 }
 
 
+_WAYS = ("eager", "inductor", "souffle", "from_torch", "bound")
+
+
 def torch_models(source: Source) -> Table:
     """Networks of PyTorch beside eager and Inductor: the processor's time."""
 
@@ -121,9 +124,11 @@ def torch_models(source: Source) -> Table:
         one = found[model]
         error = scientific(max(one.record("errors").values())).replace("e-0", "e-")
         compiled, times = one.record("compile_s"), one.record("cpu_ms")
-        ways = [time(times[way]) for way in ("eager", "inductor", "souffle", "from_torch", "bound")]
-        ratios = [f"{one.record('of_eager').number('souffle'):.2f}", f"{one.number('of_inductor'):.2f}"]
-        seconds = [compiled[way][1] for way in ("souffle", "inductor")]
+        # Inductor may have been left out.
+        ways = [time(times[way]) if way in times else "" for way in _WAYS]
+        ratios = [f"{one.record('of_eager').number('souffle'):.2f}"]
+        ratios.append(f"{one.number('of_inductor'):.2f}" if "inductor" in times else "")
+        seconds = [compiled[way][1] if way in compiled else "" for way in ("souffle", "inductor")]
         rows.append([name, error, *seconds, one["launches"], *ways, *ratios])
     columns = (
         "network | error | compile s | Inductor's | launches | eager ms | Inductor ms | `torch.compile` ms | "
