@@ -197,11 +197,19 @@ class Interpreter:
         return self._whole[value]
 
     def primitive(
-        self, node: onnx.NodeProto, inputs: Sequence[Value], opsets: Sequence[onnx.OperatorSetIdProto]
+        self,
+        node: onnx.NodeProto,
+        inputs: Sequence[Value],
+        opsets: Sequence[onnx.OperatorSetIdProto],
+        *,
+        folding: bool = True,
     ) -> Sequence[Value]:
-        """The outputs of a node of a plain operator: folded, lowered through TVM, or by its ONNX definition."""
+        """The outputs of a node of a plain operator: folded, lowered through TVM, or by its ONNX definition.
+
+        Without `folding` constants are lowered, too: for inputs that are as TVM's importer needs them.
+        """
         inputs = [self.whole(value) for value in inputs]
-        if all(value is None or isinstance(value, Known) for value in inputs):
+        if folding and all(value is None or isinstance(value, Known) for value in inputs):
             folded = evaluate_node(node, [None if v is None else v.array for v in inputs], opsets)
             if folded is not None:
                 return [Known(array, f"{node.name}_value") if array is not None else None for array in folded]

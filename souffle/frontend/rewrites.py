@@ -359,9 +359,9 @@ def _roi_align(
         return interpreter.emit(
             "RoiAlign", list(inputs), f"{node.name}/RoiAlign", coordinate_transformation_mode=usual, **given
         )
-    if (mode or usual) != b"half_pixel" or scale in (0.0, 1.0):
-        return None
-    # TVM moves regions by half a pixel before it scales them, and ONNX afterwards.
     image, regions, batch = inputs
-    moved = NodeWriter(interpreter, node)("Add", regions, constant(0.5 - 0.5 / scale, regions.dtype))
-    return interpreter.primitive(node, [image, moved, batch], scope.opsets)
+    if (mode or usual) == b"half_pixel" and scale not in (0.0, 1.0):
+        # TVM moves regions by half a pixel before it scales them, and ONNX afterwards.
+        regions = NodeWriter(interpreter, node)("Add", regions, constant(0.5 - 0.5 / scale, regions.dtype))
+    # ONNX's reference takes half a pixel for what is usual before operator set 16, too.
+    return interpreter.primitive(node, [image, regions, batch], scope.opsets, folding=False)

@@ -169,7 +169,7 @@ class _Turns:
             self.searches.append(found[0])
         else:
             search = self._next_search()
-            found = search, search.batch(min(BATCH, self._trials - search.trials))
+            found = search, search.batch(_size(self._trials - search.trials))
         self._begun[id(found[0])] = time.monotonic()
         return found[0], self._counted(found[1])
 
@@ -205,6 +205,11 @@ class _Turns:
                 return
             outcomes = yield jobs
             self.lost += sum(outcome.attempts - 1 for outcome in outcomes)
+
+
+def _size(left: int) -> int:
+    """Of the next batch, where so many trials are left: batches are alike, and none is of a few alone."""
+    return -(-left // max(1, round(left / BATCH)))
 
 
 class _Line:

@@ -25,9 +25,10 @@ from souffle.workers.cases import Asking
 __all__ = ["BATCH", "LearnedRanker", "StageSearch"]
 
 BATCH = 16
-"""Candidates that are chosen together, knowing the figures of all before them. Ansor and MetaSchedule measure 64: the
-fewer, the sooner a search learns, and the more often workers wait for each other."""
+"""About so many candidates are chosen together, knowing the figures of all before them. Ansor and MetaSchedule measure
+64: the fewer, the sooner a search learns, and the more often workers wait for each other."""
 _WORK = "souffle.tuning.stage_work"
+
 
 class LearnedRanker(Protocol):
     """Ranks candidates of one stage by what is told of them; :class:`souffle.tuning.learned.Ranker` does."""

@@ -100,6 +100,27 @@ def test_fourier_transform(name: str, inverse: int) -> None:
         np.testing.assert_allclose(got, want, rtol=0, atol=error * np.abs(want).max())
 
 
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("version", [10, 16])
+def test_regions_of_what_is_known_are_those_of_inputs(version: int, mode: str) -> None:
+    """Constants are worked out beforehand, by another way."""
+    rng = np.random.default_rng(version)
+    given = {
+        "x0": rng.standard_normal((2, 3, 9, 12)).astype(np.float32),
+        "x1": np.array([[7, 0, 12, 1], [1.5, 2.25, 9, 7]], np.float32),
+        "x2": np.array([1, 0]),
+    }
+    attributes = {"output_height": 2, "output_width": 3, "sampling_ratio": 2, "spatial_scale": 0.5, "mode": mode}
+    kinds = [(str(array.dtype), array.shape) for array in given.values()]
+    model = node_model("RoiAlign", kinds, opset=version, **attributes)
+    found = evaluate(import_onnx(model), given)
+    if mode == "avg":  # of the largest ONNX Runtime takes something else
+        assert_same(found, reference(model, given))
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in given.items())
+    del model.graph.input[:]
+    assert_same(evaluate(import_onnx(model), {}), found)
+
+
 def of_version(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
     """`model` with another version of its operators of ``ai.onnx.ml``."""
     for opset in model.opset_import:
