@@ -47,6 +47,7 @@ def compile(
     graph: bool = False,
     watchdog_ms: float | None = None,
     threads: int | None = None,
+    processor: str | None = None,
     batch: int | None = None,
     dims: Dims | None = None,
     constants: Mapping[str, Any] | None = None,
@@ -132,6 +133,10 @@ def compile(
         it is saved to; :func:`souffle.load` may give another number. Without, as many as there are cores that the
         process may use, by its affinity and a container's quota; more than these never compute. Calls at the same time
         divide them. Results do not depend on how many threads compute a call.
+    processor : str, optional
+        Which processor a network for the CPU is compiled for, by LLVM's name: this machine's without. A file that is to
+        run on others is compiled for the oldest of them, such as ``"x86-64-v3"`` (AVX2) or ``"x86-64-v4"`` (AVX-512);
+        where instructions are missing, the first call raises a :class:`souffle.errors.ArtifactError`.
     batch : int, optional
         The value of a symbolic first dimension of an ONNX model.
     dims : mapping of str to int or list of int, optional
@@ -218,6 +223,7 @@ def compile(
         graph=graph,
         watchdog_ms=watchdog_ms,
         threads=threads,
+        processor=processor,
         verify=verify,
         tuning_log=tuning_log,
         cubin=cubin,

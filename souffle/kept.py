@@ -69,7 +69,7 @@ def _compiler() -> tuple[str, ...]:
 
 
 def _wanted(options: Options) -> tuple[str, ...]:
-    target = host_target(options.threads)
+    target = host_target(options.threads, options.processor)
     names = [field.name for field in fields(options) if field.name != "cache_dir"]
     chosen = [f"{name}={getattr(options, name)!r}" for name in names]
     return (str(target), repr(machine_of(target)), f"LLVM {codegen.llvm_version_major()}", *chosen)

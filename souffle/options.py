@@ -233,6 +233,9 @@ class Options:
         where it leaves multiprocessors idle; both combine in a fixed order. ``"one_phase"``: none does.
     threads : int or None
         Of calls on the processor; see :func:`souffle.compile`.
+    processor : str or None
+        That LLVM compiles for; None for this machine's. Looked up by :func:`souffle.schedule.cpu.host_target`; files
+        have it in `arch`.
     tuning_log : path, "auto" or None
         See :func:`souffle.compile`. Not kept in files, as are the two below.
     cubin : bool
@@ -260,6 +263,7 @@ class Options:
     graph: bool = False
     watchdog_ms: float | None = None
     threads: int | None = None
+    processor: str | None = None
     verify: str = "memory"
     tuning_log: str | os.PathLike | None = None
     cubin: bool = True

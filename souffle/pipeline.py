@@ -156,7 +156,7 @@ def compile_host(
     progress("transforming")
     gathered: tuple[Decision, ...] = ()
     if level.horizontal and GATHERED not in options.disable:
-        program, gathered = gathered_products(program)
+        program, gathered = gathered_products(program, options.processor)
     program = hook("gathered", program)
     program, decided = transform_program(program, level, options.precision, hook, apart=False)
     analysis = hook("analysis", analyze(program.expanded()))

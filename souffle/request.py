@@ -71,6 +71,7 @@ class CompileRequest:
             waits=wanted.waits,
             graph=wanted.graph,
             threads=wanted.threads,
+            processor=wanted.processor,
             verify="off" if wanted.verify == "off" else "memory",
             tuning_log=wanted.tuning_log,
             cubin=wanted.cubin,

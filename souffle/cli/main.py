@@ -180,6 +180,9 @@ def _add_compiling(commands: Any, common: _Parents, kernels: _Parents) -> None:
     one.add_argument("--no-cubin", action="store_true", help="emit CUDA text only; no CUDA compiler is needed")
 
     add_threads(one)
+    one.add_argument(
+        "--processor", metavar="NAME", help="of a network for the CPU, such as x86-64-v3 (default: the one here)"
+    )
     add_padding(one)
 
     command = commands.add_parser("compile", parents=[*common, one], help="compile a model and save it")
@@ -278,6 +281,7 @@ def _network(arguments: argparse.Namespace, progress: Progress, dump: str | None
         **padding_of(arguments),
         tuning_log=None if arguments.tuning_log == "none" else arguments.tuning_log,
         threads=arguments.threads,
+        processor=arguments.processor,
         cubin=not arguments.no_cubin,
         progress=progress,
         dump=dump,

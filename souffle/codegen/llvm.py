@@ -45,7 +45,7 @@ class HostScheduler:
 
 def host_joins(options: Options) -> ColumnJoins:
     """Which stages are joined for the threads that a network is compiled for."""
-    target = host_target(options.threads)
+    target = host_target(options.threads, options.processor)
     return ColumnJoins(lambda func, constants: takes_followers(func, constants, target))
 
 
@@ -76,7 +76,7 @@ def assemble_host(
     Plan
         Its ``arch`` is ``"llvm"`` and the processor, its one module a shared library.
     """
-    target = host_target(options.threads)
+    target = host_target(options.threads, options.processor)
     placed = in_place(program, by_constants(stages, program.constants))
     stages = placed.stages
     symbols: dict[tuple[str, tuple[int, ...], bool], str] = {}

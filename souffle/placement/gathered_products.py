@@ -52,12 +52,16 @@ _COPIED_BYTES = 8
 """A cycle; what is copied is read from the second-level cache and written to it."""
 
 
-def gathered_products(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]]:
-    """Join independent products with the same weights, where that is predicted to take less time on this machine.
+def gathered_products(
+    program: TEProgram, processor: str | None = None
+) -> tuple[TEProgram, tuple[Decision, ...]]:
+    """Join independent products with the same weights, where that is predicted to take less time.
 
     Parameters
     ----------
     program : TEProgram
+    processor : str, optional
+        By LLVM's name; this machine's without.
 
     Returns
     -------
@@ -66,7 +70,7 @@ def gathered_products(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ..
     decisions : tuple of Decision
         One for each set of products that could be joined.
     """
-    gathering = _Gathering(program)
+    gathering = _Gathering(program, processor)
     for products in _with_equal_weights(program):
         gathering.join(products)
     return gathering.result(), tuple(gathering.decisions)
@@ -91,12 +95,12 @@ def _with_equal_weights(program: TEProgram) -> list[list[TE]]:
 class _Gathering:
     """The sets that are joined so far."""
 
-    def __init__(self, program: TEProgram) -> None:
+    def __init__(self, program: TEProgram, processor: str | None) -> None:
         self.program = program
         self.decisions: list[Decision] = []
         self._order = DependenceOrder(program)
         self._pieces = {*program.inputs, *program.outputs}
-        self._machine = machine_of(host_target())
+        self._machine = machine_of(host_target(processor=processor))
         self._names = NameSupply(tensor.name for tensor in program.tensors())
         self._packs = Packs(program.constants, self._names.fresh)
         self._wholes: dict[frozenset[Tensor], dict[Tensor, tuple[Tensor, int]]] = {}

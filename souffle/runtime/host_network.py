@@ -24,6 +24,7 @@ from souffle.runtime.network import KernelInfo, signature_of
 from souffle.runtime.shared_constants import SharedConstants
 from souffle.runtime.signature import Destination, Signature, TensorSpec
 from souffle.runtime.stage_table import StageTable, stages_of_plan
+from souffle.schedule.cpu import missing_instructions
 
 __all__ = ["HostNetwork"]
 
@@ -126,11 +127,24 @@ class _Workspace:
         return run
 
 
+def _check_processor(plan: Plan) -> None:
+    """Refuse machine code that would end the process where it has an instruction that there is none of."""
+    processor = plan.options.arch.removeprefix("llvm ")
+    missing = missing_instructions(processor)
+    if missing:
+        raise ArtifactError(
+            f"{plan.name} was compiled for {processor} and may have instructions that this processor lacks "
+            f"({', '.join(missing)}); compile the model on this machine, or with processor= for the oldest that it is "
+            'to run on, such as "x86-64-v3"'
+        )
+
+
 class _Loaded:
     """The machine code and the constants, and the workspaces that wait for a call."""
 
     def __init__(self, plan: Plan, shared: SharedConstants, threads: int | None) -> None:
         self._plan = plan
+        _check_processor(plan)
         with tempfile.TemporaryDirectory(prefix="souffle-host-") as folder:
             library = Path(folder) / "network.so"
             library.write_bytes(plan.modules[0].cubin)

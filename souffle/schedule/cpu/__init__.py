@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from souffle.schedule.cpu.build import build_cpu, build_objects
-from souffle.schedule.cpu.host import Machine, host_target, limit_cores, machine_of, use_cores
+from souffle.schedule.cpu.host import Machine, host_target, limit_cores, machine_of, missing_instructions, use_cores
 from souffle.schedule.cpu.price import function_cycles
 from souffle.schedule.cpu.schedule import (
     Layout,
@@ -23,6 +23,7 @@ __all__ = [
     "host_target",
     "limit_cores",
     "machine_of",
+    "missing_instructions",
     "schedule_cpu",
     "schedule_with_constants",
     "takes_followers",

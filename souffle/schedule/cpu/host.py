@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import platform
 import threading
 from dataclasses import dataclass
+from functools import cache
 
 import tvm
 from tvm.target import codegen
 
+from souffle.errors import OptionError
 from souffle.parallel import physical_cores, usable_cores
 from souffle.tvm_compat import limit_parallel_loops
 
-__all__ = ["Machine", "host_target", "limit_cores", "machine_of", "use_cores"]
+__all__ = ["Machine", "host_target", "limit_cores", "machine_of", "missing_instructions", "use_cores"]
 
+_INSTRUCTIONS = (
+    *("avx", "sse", "ssse", "fma", "f16c", "bmi", "lzcnt", "popcnt", "movbe", "vaes", "vpclmulqdq", "gfni", "amx"),
+    *("neon", "sve", "sme", "dotprod", "fullfp16", "bf16", "fp16fml", "i8mm", "lse"),
+)
+"""How the names of LLVM's features begin that are instructions of generated code: others say what is fast, or are for
+operating systems. What only one maker has (sse4a) is not used."""
 _SHARE_CORES = -3
 """TVM's affinity mode in which the threads may move among the cores given, as other processes leave them free."""
 
@@ -44,16 +54,47 @@ class Machine:
         return max(1, self.vector_bits // bits)
 
 
-def host_target(threads: int | None = None) -> tvm.target.Target:
-    """TVM's LLVM target for the CPU that this process runs on.
+def host_target(threads: int | None = None, processor: str | None = None) -> tvm.target.Target:
+    """TVM's LLVM target for a CPU.
 
     Parameters
     ----------
     threads : int, optional
         Cores that parallel loops are cut for; all that this process may use without.
+    processor : str, optional
+        By LLVM's name; the one that this process runs on without.
+
+    Raises
+    ------
+    OptionError
+        If LLVM knows no such processor of this machine's kind.
     """
+    if processor is not None and processor not in _processors():
+        near = difflib.get_close_matches(str(processor), sorted(_processors()), 4) or [codegen.llvm_get_system_cpu()]
+        raise OptionError(
+            f"processor={processor!r} is none that LLVM knows on {platform.machine()}; such are {', '.join(near)}"
+        )
     cores = threads or usable_cores()
-    return tvm.target.Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": cores})
+    return tvm.target.Target({"kind": "llvm", "mcpu": processor or codegen.llvm_get_system_cpu(), "num-cores": cores})
+
+
+@cache
+def _processors() -> frozenset[str]:
+    return frozenset(map(str, codegen.llvm_get_cpu_archlist(tvm.target.Target({"kind": "llvm"}))))
+
+
+@cache
+def missing_instructions(processor: str) -> tuple[str, ...]:
+    """Instructions that machine code for a processor may have and the one that this process runs on lacks, by LLVM's
+    names; none where LLVM does not know the processor here.
+    """
+    if processor not in _processors():
+        return ()
+    wanted, present = (
+        {str(feature) for feature in codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": name}))}
+        for name in (processor, codegen.llvm_get_system_cpu())
+    )
+    return tuple(sorted(name for name in wanted - present if name.startswith(_INSTRUCTIONS) and name != "sse4a"))
 
 
 def machine_of(target: tvm.target.Target) -> Machine:
