@@ -30,6 +30,7 @@ from souffle.schedule.cpu.contraction_tiling import tiling_of
 from souffle.schedule.cpu.elementary import scales
 from souffle.schedule.cpu.inline import node_count
 from souffle.schedule.cpu.loop_emission import pieces
+from souffle.tvm_compat import statements_of
 from tests.frontend.support import model_of
 from tests.testlib import inputs_for, random_program
 
@@ -246,14 +247,38 @@ def test_what_one_task_writes_and_reads_has_the_size_of_a_task():
     check([x, means, shifted], [a], [np.exp(grown / grown.sum(1, keepdims=True)), grown])
 
 
+def shared_run(a):
+    """Two functions of an expensive one, so that three nests share all loops, and what they give."""
+    (x,) = placeholders(a)
+    once = topi.tanh(x)
+    grown = te.compute(a.shape, lambda *i: tirx.exp(once[i]), name="grown")
+    square = te.compute(a.shape, lambda *i: once[i] * once[i], name="square")
+    return [x, grown, square], [np.exp(np.tanh(a)), np.tanh(a) ** 2]
+
+
 @pytest.mark.parametrize("shape", [(300,), (3, 531), (40, 1000)])
 def test_what_a_run_of_elements_writes_and_reads_has_the_size_of_a_run(shape):
     a = values(*shape)
-    (x,) = placeholders(a)
-    once = topi.tanh(x)
-    twice = te.compute(shape, lambda *i: once[i] * once[i] + tirx.exp(once[i]), name="twice")
-    check([x, twice], [a], [np.tanh(a) ** 2 + np.exp(np.tanh(a))], parallel=False)
-    assert all(size <= 16 * 16 for size in between([x, twice]).values())
+    tensors, expected = shared_run(a)
+    check(tensors, [a], expected, parallel=False)
+    sizes = between(tensors)
+    assert sizes and max(sizes.values()) <= 16 * 16
+    # In no other loop: what two have would be allocated around both, and tasks would write to it at the same time.
+    block = schedule_cpu(te.create_prim_func(tensors), target=TARGET).body.block
+    parts = statements_of(block.body)
+    parallel = [part for part in parts if getattr(part, "kind", None) == tirx.ForKind.PARALLEL]
+    assert len(parallel) == (a.size >= 40_000)
+    for loop in parallel:
+        own = [buffer for buffer in block.alloc_buffers if any(buffer.same_as(b) for b in written(loop))]
+        others = [b for part in parts if not part.same_as(loop) for b in written(part)]
+        assert own and not any(buffer.same_as(b) for buffer in own for b in others)
+
+
+def written(statement):
+    """Buffers that a statement stores to."""
+    found = []
+    tvm_ffi.structural_walk(statement, (tirx.BufferStore, lambda store: found.append(store.buffer)))
+    return found
 
 
 def test_reductions_along_every_axis():

@@ -314,24 +314,30 @@ def _emit_in_runs(group: Sequence[Nest], outside: Sequence[Any], machine: Machin
     runs, rest = divmod(last.extent, size)
     count = product(axis.extent for axis in outer)
     joint = Axis(tirx.Var("run", last.dtype), runs)
-    own = TaskBuffers.of(group, len(group[0].spatial), outside, last=size)
 
-    def part(nest: Nest, values: dict[tirx.Var, PrimExpr], start: PrimExpr | int, extent: int) -> tirx.Stmt:
-        bound = {axis.var: values[like.var] for axis, like in zip(nest.spatial[:-1], outer, strict=True)}
-        run = nest.restrict(nest.spatial[-1], start, extent).bind(bound)
-        return _emit(own.inside(run, run.spatial[-1].var), machine)
+    def part(values: dict[tirx.Var, PrimExpr], start: PrimExpr | int, extent: int, own: TaskBuffers) -> tirx.Stmt:
+        statements = []
+        for nest in group:
+            bound = {axis.var: values[like.var] for axis, like in zip(nest.spatial[:-1], outer, strict=True)}
+            run = nest.restrict(nest.spatial[-1], start, extent).bind(bound)
+            statements.append(_emit(own.inside(run, run.spatial[-1].var), machine))
+        return sequence(*statements)
+
+    def buffers(extent: int) -> TaskBuffers:
+        # Of each loop its own: one that two have would be allocated outside of both, for all tasks at once.
+        return TaskBuffers.of(group, len(group[0].spatial), outside, last=extent)
+
+    of_runs, of_rest = buffers(size), buffers(rest)
 
     def task(number: tirx.Var) -> tirx.Stmt:
         values = decode(number, [*outer, joint])
-        return sequence(*(part(nest, values, values[joint.var] * size, size) for nest in group))
-
-    def remainder(number: tirx.Var) -> tirx.Stmt:
-        return sequence(*(part(nest, decode(number, outer), runs * size, rest) for nest in group))
+        return part(values, values[joint.var] * size, size, of_runs)
 
     index, kind = _index_type(group), kind_of_loop(nest_cycles(group, machine))
     statements = [loop(count * runs, task, kind, name="task", dtype=index)]
     if rest:
-        statements.append(loop(count, remainder, name="rest", dtype=index))
+        last_runs = loop(count, lambda n: part(decode(n, outer), runs * size, rest, of_rest), name="rest", dtype=index)
+        statements.append(last_runs)
     return sequence(*statements)
 
 

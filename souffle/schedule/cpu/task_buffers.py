@@ -2,6 +2,9 @@
 
 A row of a softmax, or a padded channel of a depthwise convolution, is written and read by one task. In a buffer of all
 rows, each task would have another place, cold in the caches, and the allocation of all of it would be inside the loop.
+
+TVM allocates a buffer in the innermost loop that has all that use it. So these must be used in one loop alone: whatever
+is allocated around a parallel loop is one for all of its tasks.
 """
 
 from __future__ import annotations
