@@ -16,7 +16,16 @@ from souffle.schedule.gpu import RULES, GpuRequest
 from souffle.schedule.log import TuningLog
 from souffle.schedule.lower import cuda_target
 from souffle.schedule.recipe import NATIVE_RULE, Recipe
-from souffle.tuning import LogWriter, MeasuringBench, NewRecord, PredictingBench, recipes_nearby, search, tasks_of
+from souffle.tuning import (
+    LogWriter,
+    MeasuringBench,
+    NewRecord,
+    PredictingBench,
+    recipes_nearby,
+    search,
+    session,
+    tasks_of,
+)
 from souffle.tuning.bench import Figures
 from souffle.tuning.learned import FEATURES
 from souffle.tuning.space import Space, mutated, sampled
@@ -96,19 +105,29 @@ def test_equal_seeds_give_equal_records_and_nothing_is_tried_twice(tasks, tmp_pa
     assert one.asked != third.asked
 
 
-def test_a_stopped_search_goes_on_and_workers_change_nothing(tasks, tmp_path) -> None:
-    whole, first, second = Counting(), Counting(stop_after=BATCH), Counting()
-    run(tasks, tmp_path / "whole", BATCH + 4, whole)
-    report = run(tasks[:1], tmp_path / "parts", BATCH + 4, first)
-    assert report.interrupted and report.tasks[0].trials == BATCH
+def test_a_stopped_search_goes_on_and_workers_change_nothing(tasks, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(session, "BATCH", 4)
+    whole, first, second = Counting(), Counting(stop_after=4), Counting()
+    run(tasks, tmp_path / "whole", 8, whole)
+    report = run(tasks[:1], tmp_path / "parts", 8, first)
+    assert report.interrupted and report.tasks[0].trials == 4
     # The other task begins now, and two workers answer in whatever order.
-    report = run(tasks[::-1], tmp_path / "parts", BATCH + 4, second, on="local:2")
-    assert not report.interrupted and {task.trials for task in report.tasks} == {BATCH + 4}
+    report = run(tasks[::-1], tmp_path / "parts", 8, second, on="local:2")
+    assert not report.interrupted and {task.trials for task in report.tasks} == {8}
     assert sorted(first.asked + second.asked) == sorted(whole.asked)
     assert held(tmp_path / "parts") == held(tmp_path / "whole")
     again = Counting()
-    assert run(tasks, tmp_path / "parts", BATCH + 4, again).new_trials == 0
+    assert run(tasks, tmp_path / "parts", 8, again).new_trials == 0
     assert not again.asked
+
+
+@pytest.mark.parametrize("trials", [1, 11, 15, 16, 17, 24, 25, 40, 64, 1000])
+def test_batches_of_a_search_are_alike(trials) -> None:
+    sizes, left = [], trials
+    while left:
+        sizes.append(session._size(left))
+        left -= sizes[-1]
+    assert max(sizes) - min(sizes) <= 1 and (len(sizes) == 1 or min(sizes) > BATCH / 2) and max(sizes) <= 1.5 * BATCH
 
 
 def test_what_cannot_be_used_is_written_down_and_never_chosen(tasks, tmp_path) -> None:
@@ -172,7 +191,7 @@ def test_every_sketch_gives_schedules_that_compute_the_same(tmp_path, tasks) -> 
 
 
 def test_a_search_begins_with_what_is_known_of_near_stages(tasks, tmp_path) -> None:
-    run(tasks, tmp_path, 12)
+    run(tasks, tmp_path, 6)
     log = TuningLog(tmp_path / ARCH, ARCH)
     larger = tasks_of([stages_of(gemm(128, 96, 192), cubin=False, **APART)])
     nearby = recipes_nearby([log], larger, DEVICE.product)
