@@ -6,6 +6,7 @@ network are tables of both, through which a function of its library goes (``souf
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import threading
 import time
@@ -13,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import tvm
 import tvm_ffi
 
 from souffle.codegen.plan import Plan
@@ -76,15 +76,18 @@ class LoadedFunctions:
     """
 
     def __init__(self, library: Path, names: Sequence[str]) -> None:
-        # Keeps it open, and has told it where TVM's own functions are.
-        self._module = tvm.runtime.load_module(str(library))
-        opened = ctypes.CDLL(str(library))
-        self.addresses = np.array([_address(opened, function_symbol(name)) for name in names], np.uint64)
+        # Tells it where TVM's own functions are, and keeps it open: as long as this, not until the process ends.
+        self._module = tvm_ffi.load_module(library, keep_module_alive=False)
         self._free = self._locked = _one_after_another
-        if hasattr(opened, _RUN):
-            run = _address(opened, _RUN)
-            self._free = ctypes.CFUNCTYPE(*_SIGNATURE)(run)
-            self._locked = ctypes.PYFUNCTYPE(*_SIGNATURE)(run)
+        opened = ctypes.CDLL(str(library))
+        try:
+            self.addresses = np.array([_address(opened, function_symbol(name)) for name in names], np.uint64)
+            if hasattr(opened, _RUN):
+                run = _address(opened, _RUN)
+                self._free = ctypes.CFUNCTYPE(*_SIGNATURE)(run)
+                self._locked = ctypes.PYFUNCTYPE(*_SIGNATURE)(run)
+        finally:
+            _ctypes.dlclose(opened._handle)  # TVM has it open; what ctypes opens it never closes
 
     def runner(self, *, locked: bool) -> _Runner:
         """What goes through a table of calls, with Python's lock or without."""

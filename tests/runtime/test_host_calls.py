@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,6 +130,21 @@ def test_a_function_that_fails_is_named_with_what_tvm_says(made_by: str, says: b
         with pytest.raises(DeviceError, match=f"{_plan().kernels[last].name} of {_plan().name} failed: .*{message}"):
             network(_input())
     assert not network._loaded._idle, "a workspace whose call failed is not for the next one"
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not say what is loaded")
+def test_a_network_that_is_gone_leaves_no_library_behind() -> None:
+    def loaded() -> int:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return len({line.split()[-2] for line in lines if "network.so" in line})
+
+    first = HostNetwork(_plan())
+    first(_input())  # whose pool of threads may stay
+    before = loaded()
+    for _ in range(3):
+        HostNetwork(_plan())(_input())
+    gc.collect()
+    assert before > 0 and loaded() == before
 
 
 def test_constants_are_there_once_unless_somebody_can_write_to_them(tmp_path: Path) -> None:
