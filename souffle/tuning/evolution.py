@@ -27,8 +27,6 @@ _DRAWN_PER_PICK, _GENERATIONS, _CHILDREN_PER_PICK = 2, 2, 1
 lowered for it."""
 _RANDOM_SHARE = 0.2
 """Of the picks, taken without asking the cost model, which may be wrong."""
-_ENOUGH = 0.8
-"""Of what is wanted of a draw: for the last few, workers would wait once more for each other."""
 _TRIES = 6
 """Draws for each candidate that is wanted; choices that do not go together are drawn again."""
 
@@ -115,7 +113,7 @@ def next_candidates(
         return len(fitting)
 
     def draw(wanted: int, make: Callable[[], tuple[Space, Recipe]]) -> _Drawing[None]:
-        """Draw until about so many new candidates were seen, or too many draws gave none."""
+        """Draw until so many new candidates were seen, or too many draws gave none."""
         found = tries = 0
         while (count := _draws(wanted, found, tries)) > 0:
             tries += count
@@ -155,7 +153,7 @@ def next_candidates(
 
 def _draws(wanted: int, found: int, tries: int) -> int:
     """How many to draw next: as many as give what is missing, if as many fit as before. Rounds cost more than draws."""
-    if found >= _ENOUGH * wanted:
+    if found >= wanted:
         return 0
     return min(-(-(wanted - found) * max(tries, 1) // max(found, 1)) if tries else wanted, wanted * _TRIES - tries)
 
