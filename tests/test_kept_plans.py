@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -103,8 +104,8 @@ def _other_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _other_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = host_target()
-    monkeypatch.setattr(kept, "host_target", lambda threads: type(target)({"kind": "llvm", "mcpu": "x86-64-v2"}))
+    other = type(host_target())({"kind": "llvm", "mcpu": "x86-64-v2"})
+    monkeypatch.setattr(kept, "host_target", lambda threads, processor: other)
 
 
 def _other_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +120,7 @@ def _other_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda patch: _plan(_model(rows=8)),
         lambda patch: _plan(_model(rows="n"), batch=9),
         lambda patch: _plan(threads=1),
+        lambda patch: _plan(processor="x86-64-v2" if platform.machine() == "x86_64" else "generic"),
         lambda patch: _plan(level="V0"),
         lambda patch: _plan(precision="mixed"),
         lambda patch: _plan(disable=["integers"]),

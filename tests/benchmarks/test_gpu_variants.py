@@ -22,6 +22,7 @@ from souffle.stitching import FUSION_PLANNERS
 _NO_VARIANTS = {
     "arch": "what the GPU is", "policy": "a file", "tuning_log": "a file", "cache_dir": "a folder",
     "cubin": "a GPU runs nothing else", "watchdog_ms": "a time limit, for services", "threads": "of the processor",
+    "processor": "of what is no GPU",
 }  # fmt: skip
 """Options of which nothing is compiled for a GPU host beside the usual, and why."""
 
