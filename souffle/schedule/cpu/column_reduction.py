@@ -172,27 +172,12 @@ def with_room(items: Sequence[Nest | tirx.Stmt], params: Sequence[Any], machine:
         length = max(length for other, length in longer if other.same_as(buffer))
         shape = (*(int(extent) for extent in buffer.shape[:-1]), length)
         table.append((buffer, tirx.decl_buffer(shape, str(buffer.dtype), buffer.name)))
-    return [_on_buffers(nest, table) for nest in items]
 
+    def moved(buffer: Any, indices: list[PrimExpr]) -> tuple[Any, list[PrimExpr]] | None:
+        new = next((new for old, new in table if old.same_as(buffer)), None)
+        return None if new is None else (new, indices)
 
-def _on_buffers(nest: Nest, table: Sequence[tuple[Any, Any]]) -> Nest:
-    """The nest with buffers in place of others."""
-
-    def instead(buffer: Any) -> Any:
-        return next((new for old, new in table if old.same_as(buffer)), buffer)
-
-    def changed(statement: Any) -> Any:
-        if statement is None:
-            return None
-        return tvm_ffi.structural_map(
-            statement,
-            [
-                (TensorLoad, lambda load: tirx.BufferLoad(instead(load.source), list(load.indices))),
-                (tirx.BufferStore, lambda s: tirx.BufferStore(instead(s.buffer), s.value, list(s.indices))),
-            ],
-        )
-
-    return replace(nest, init=changed(nest.init), body=changed(nest.body), epilogue=changed(nest.epilogue))
+    return [nest.on_buffers(moved) for nest in items]
 
 
 def _shared_row(nest: Nest, outer: list[Axis], column: Axis) -> Axis | None:

@@ -15,6 +15,7 @@ from tvm import tirx
 from tvm.ir import Call
 from tvm.target import codegen
 
+from souffle.schedule.cpu.host import features_of
 from souffle.schedule.cpu.temporaries import Bind, bind_calls
 from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, dtype_of
@@ -201,8 +202,7 @@ _POWERS = {1.0: lambda x: x, 2.0: lambda x: x * x, 3.0: lambda x: x * x * x}
 
 def scales(target: tvm.target.Target) -> bool:
     """Whether a target has an instruction for vectors of float32 times powers of two, that of AVX-512."""
-    features = {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
-    return "avx512f" in features and codegen.llvm_lookup_intrinsic_id(_SCALING) > 0
+    return "avx512f" in features_of(target) and codegen.llvm_lookup_intrinsic_id(_SCALING) > 0
 
 
 def expand_elementary(statement: tirx.Stmt, *, scaling: bool = False) -> tirx.Stmt:

@@ -16,7 +16,15 @@ from souffle.errors import OptionError
 from souffle.parallel import physical_cores, usable_cores
 from souffle.tvm_compat import limit_parallel_loops
 
-__all__ = ["Machine", "host_target", "limit_cores", "machine_of", "missing_instructions", "use_cores"]
+__all__ = [
+    "Machine",
+    "features_of",
+    "host_target",
+    "limit_cores",
+    "machine_of",
+    "missing_instructions",
+    "use_cores",
+]
 
 _INSTRUCTIONS = (
     *("avx", "sse", "ssse", "fma", "f16c", "bmi", "lzcnt", "popcnt", "movbe", "vaes", "vpclmulqdq", "gfni", "amx"),
@@ -78,6 +86,11 @@ def host_target(threads: int | None = None, processor: str | None = None) -> tvm
     return tvm.target.Target({"kind": "llvm", "mcpu": processor or codegen.llvm_get_system_cpu(), "num-cores": cores})
 
 
+def features_of(target: tvm.target.Target) -> frozenset[str]:
+    """What LLVM says that a target's processor has."""
+    return frozenset(map(str, codegen.llvm_get_cpu_features(target)))
+
+
 @cache
 def _processors() -> frozenset[str]:
     return frozenset(map(str, codegen.llvm_get_cpu_archlist(tvm.target.Target({"kind": "llvm"}))))
@@ -91,7 +104,7 @@ def missing_instructions(processor: str) -> tuple[str, ...]:
     if processor not in _processors():
         return ()
     wanted, present = (
-        {str(feature) for feature in codegen.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": name}))}
+        features_of(tvm.target.Target({"kind": "llvm", "mcpu": name}))
         for name in (processor, codegen.llvm_get_system_cpu())
     )
     return tuple(sorted(name for name in wanted - present if name.startswith(_INSTRUCTIONS) and name != "sse4a"))

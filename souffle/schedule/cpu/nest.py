@@ -12,6 +12,7 @@ from functools import reduce as fold
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import sym, tirx
 from tvm.ir.expr import Call, TensorLoad
 from tvm.s_tir.stmt import SBlockRealize
@@ -147,6 +148,24 @@ class Nest:
         bound = self.bind({axis.var: part.var + as_index(start, axis.dtype)})
         spatial = tuple(part if a.var.same_as(axis.var) else a for a in self.spatial)
         return replace(bound, spatial=spatial)
+
+    def on_buffers(self, move: Callable[[Any, list[PrimExpr]], tuple[Any, list[PrimExpr]] | None]) -> Nest:
+        """The nest with elements of buffers in the place of others: by buffer and indices, ``None`` where one stays."""
+
+        def load(node: TensorLoad) -> PrimExpr:
+            moved = move(node.source, list(node.indices))
+            return node if moved is None else tirx.BufferLoad(*moved)
+
+        def store(node: tirx.BufferStore) -> tirx.BufferStore:
+            moved = move(node.buffer, list(node.indices))
+            return node if moved is None else tirx.BufferStore(moved[0], node.value, moved[1])
+
+        def changed(statement: Any) -> Any:
+            if statement is None:
+                return None
+            return tvm_ffi.structural_map(statement, [(TensorLoad, load), (tirx.BufferStore, store)])
+
+        return replace(self, init=changed(self.init), body=changed(self.body), epilogue=changed(self.epilogue))
 
     def finish(self, result: PrimExpr) -> tirx.Stmt:
         """The statement that stores a reduction's `result`, through the epilogue if there is one."""

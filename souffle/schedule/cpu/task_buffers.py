@@ -10,12 +10,10 @@ is allocated around a parallel loop is one for all of its tasks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
 from tvm import tirx
-from tvm.ir.expr import TensorLoad
 
 from souffle.schedule.cpu.nest import Nest, distinct, shape_of
 from souffle.tvm_compat import PrimExpr, dtype_of
@@ -75,24 +73,11 @@ class TaskBuffers:
         if not self.table:
             return nest
 
-        def moved(indices: Sequence[PrimExpr]) -> list[PrimExpr]:
-            zeros = [tirx.const(0, dtype_of(index)) for index in indices[: self.depth]]
-            return [*zeros[:-1], zeros[-1] if position is None else position, *indices[self.depth :]]
-
-        def instead(buffer: Any) -> Any:
-            return next((new for old, new in self.table if old.same_as(buffer)), None)
-
-        def load(node: TensorLoad) -> PrimExpr:
-            new = instead(node.source)
-            return node if new is None else tirx.BufferLoad(new, moved(list(node.indices)))
-
-        def store(node: tirx.BufferStore) -> tirx.BufferStore:
-            new = instead(node.buffer)
-            return node if new is None else tirx.BufferStore(new, node.value, moved(list(node.indices)))
-
-        def changed(statement: Any) -> Any:
-            if statement is None:
+        def moved(buffer: Any, indices: list[PrimExpr]) -> tuple[Any, list[PrimExpr]] | None:
+            new = next((new for old, new in self.table if old.same_as(buffer)), None)
+            if new is None:
                 return None
-            return tvm_ffi.structural_map(statement, [(TensorLoad, load), (tirx.BufferStore, store)])
+            zeros = [tirx.const(0, dtype_of(index)) for index in indices[: self.depth]]
+            return new, [*zeros[:-1], zeros[-1] if position is None else position, *indices[self.depth :]]
 
-        return replace(nest, init=changed(nest.init), body=changed(nest.body), epilogue=changed(nest.epilogue))
+        return nest.on_buffers(moved)

@@ -20,6 +20,7 @@ from tvm.ir.expr import TensorLoad
 from tvm.target import codegen
 
 from souffle.schedule.cpu.contraction_form import CpuContraction
+from souffle.schedule.cpu.host import features_of
 from souffle.schedule.cpu.nest import Axis, decode, product, replace_variables, simplify, stride_along
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, is_branch
 
@@ -82,7 +83,7 @@ def dots_of(target: tvm.target.Target, vector_bits: int) -> tuple[WordDot, ...]:
     vector_bits : int
         Width of its vectors.
     """
-    features = {str(feature) for feature in codegen.llvm_get_cpu_features(target)}
+    features = features_of(target)
     if not features & {"avx2", "avx512bw"} or vector_bits < 256:
         return ()
     bits = 512 if vector_bits >= 512 and "avx512bw" in features else 256
