@@ -158,11 +158,12 @@ def _without_zero(node: tirx.Add) -> PrimExpr:
 def needed(statements: Sequence[tirx.Stmt]) -> list[tirx.Stmt]:
     """Statements in order, without names that none behind them needs."""
     found: list[tirx.Stmt] = []
+    used: set[tirx.Var] = set()
     for one in reversed(statements):
-        named = one.var if isinstance(one, tirx.Bind) else None
-        if named is None or any(v.same_as(named) for later in found for v in collect(later, tirx.Var)):
-            found.insert(0, one)
-    return found
+        if not isinstance(one, tirx.Bind) or one.var in used:
+            used.update(collect(one, tirx.Var))
+            found.append(one)
+    return found[::-1]
 
 
 @dataclass(frozen=True)
