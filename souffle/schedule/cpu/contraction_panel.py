@@ -194,10 +194,11 @@ class Panel:
         # A constant keeps its own type.
         return map_buffer_loads(value, lambda _: element)
 
-    def _ahead(self, k: _Step, number: PrimExpr) -> tirx.Stmt | None:
+    def _ahead(self, k: _Step, number: PrimExpr, size: int) -> tirx.Stmt | None:
         """Asks, in each step of a tile, for a line of what was packed ahead of time and comes next.
 
-        That is the next tile of rows; or the next panel, of which each tile of rows asks for another vector.
+        That is the next tile of rows; or the next panel, of which each tile of rows, of `size`, asks for another
+        vector, or for more where tiles are fewer.
         """
         form = self.form
         tiles = form.packed_factor
@@ -205,68 +206,82 @@ class Panel:
             return None
         reduce = form.nest.reduce
         last = tirx.const(int(tiles.shape[-2 - len(reduce)]) - 1, self.index)
+        steps = [k[axis.var] for axis in reduce]
         if form.row_tiles is not None:
             batch = [self.batch[axis.var] for axis in uses(form.scalar.value, form.batch)]
-            following, within = tirx.min(number + 1, last), tirx.const(0, self.index)
-        else:
-            *batch, panel = self.place
-            following = tirx.max(panel - 1, 0) if self.turned else tirx.min(panel + 1, last)
-            within = tirx.min(number, tirx.const(self.tiling.vectors - 1, self.index)) * self.tiling.lanes
-        return prefetch(tirx.BufferLoad(tiles, [*batch, following, *(k[axis.var] for axis in reduce), within]))
+            place = [*batch, tirx.min(number + 1, last), *steps, tirx.const(0, self.index)]
+            return prefetch(tirx.BufferLoad(tiles, place))
+        *batch, panel = self.place
+        following = tirx.max(panel - 1, 0) if self.turned else tirx.min(panel + 1, last)
+        vectors = self.tiling.vectors
+        # A step of few rows is bound by its loads, of which each request is one more.
+        each = min(-(-vectors // -(-form.height // size)), max(1, size // 2))
+        asked = []
+        for place in range(each):
+            vector = tirx.min(number * each + place, tirx.const(vectors - 1, self.index))
+            asked.append(prefetch(tirx.BufferLoad(tiles, [*batch, following, *steps, vector * self.tiling.lanes])))
+        return sequence(*asked)
 
     def tile(self, number: PrimExpr, size: int, height: int) -> tirx.Stmt:
         """The products with `height` rows of a tile of `size`, whose totals are in registers."""
         form, start = self.form, number * size
-        dtype = str(form.nest.body.buffer.dtype)
-        depth = max(1, _MAX_STACK_BYTES // (self.tiling.width * DataType(dtype).itemsize))
-        totals = [
-            (row, tirx.decl_buffer((min(depth, height - row), self.tiling.width), dtype, "tile"))
-            for row in range(0, height, depth)
-        ]
+        held = self._held(height)
 
-        def rows(make: Callable[[tirx.Buffer, PrimExpr, PrimExpr], tirx.Stmt]) -> tirx.Stmt:
-            """A statement of each row: its buffer, its place there, and in the tile."""
+        def rows(make: Callable[[_Held, PrimExpr], tirx.Stmt]) -> tirx.Stmt:
+            """A statement of each row: where it is held, and its place there."""
             return sequence(
                 *(
-                    loop(
-                        int(tile.shape[0]),
-                        lambda r, tile=tile, row=row: make(tile, r, r + row),
-                        ForKind.UNROLLED,
-                        name="r",
-                        dtype=self.index,
-                    )
-                    for row, tile in totals
+                    loop(some.count, lambda r, some=some: make(some, r), ForKind.UNROLLED, name="r", dtype=self.index)
+                    for some in held
                 )
             )
 
-        def clear(tile: tirx.Buffer, r: PrimExpr, _: PrimExpr) -> tirx.Stmt:
+        def clear(tile: tirx.Buffer, r: PrimExpr) -> tirx.Stmt:
             return self._all_columns(lambda c: tirx.BufferStore(tile, form.identity, [r, c]))
 
         def step(k: _Step) -> tirx.Stmt:
-            def update(tile: tirx.Buffer, r: PrimExpr, place: PrimExpr) -> tirx.Stmt:
+            def update(some: _Held, r: PrimExpr) -> tirx.Stmt:
+                place = r + some.first
                 factor = self._broadcast(k, number, start + place, place)
 
                 if form.dot is not None:
-                    return self._dots(tile, r, factor, k)
+                    return self._dots(some.totals, r, factor, k)
 
                 def element(c: PrimExpr) -> tirx.Stmt:
                     term = factor * self._column(k, c)
-                    return tirx.BufferStore(tile, tirx.BufferLoad(tile, [r, c]) + term, [r, c])
+                    return tirx.BufferStore(some.totals, tirx.BufferLoad(some.totals, [r, c]) + term, [r, c])
 
                 return self._all_columns(element)
 
-            return sequence(self._ahead(k, number), rows(update))
+            return sequence(self._ahead(k, number, size), rows(update))
 
-        def store(tile: tirx.Buffer, r: PrimExpr, place: PrimExpr) -> tirx.Stmt:
+        def add(some: _Held, r: PrimExpr) -> tirx.Stmt:
             def element(c: PrimExpr) -> tirx.Stmt:
-                values = {**self.batch, **decode(start + place, form.rows), **decode(self.first + c, form.columns)}
+                total = tirx.BufferLoad(some.results, [r, c]) + tirx.BufferLoad(some.totals, [r, c])
+                return tirx.BufferStore(some.results, total, [r, c])
+
+            return self._all_columns(element)
+
+        def part(outer: _Step) -> tirx.Stmt:
+            inner = _over(form.nest.reduce[form.parts :], lambda k: step({**outer, **k}))
+            return sequence(rows(lambda some, r: clear(some.totals, r)), inner, rows(add))
+
+        def store(some: _Held, r: PrimExpr) -> tirx.Stmt:
+            def element(c: PrimExpr) -> tirx.Stmt:
+                row = start + r + some.first
+                values = {**self.batch, **decode(row, form.rows), **decode(self.first + c, form.columns)}
                 done = form.nest.bind({v: as_index(e, dtype_of(v)) for v, e in values.items()})
-                return done.finish(tirx.BufferLoad(tile, [r, c]))
+                return done.finish(tirx.BufferLoad(some.results, [r, c]))
 
             return sequence(*self._valid_columns(element))
 
-        allocations = [tirx.AllocBuffer(tile) for _, tile in totals]
-        statements = [*allocations, rows(clear), _over(form.nest.reduce, step), rows(store)]
+        buffers = [some.results for some in held] + [some.totals for some in held if form.parts]
+        statements = [
+            *map(tirx.AllocBuffer, buffers),
+            rows(lambda some, r: clear(some.results, r)),
+            _over(form.nest.reduce[: form.parts], part) if form.parts else _over(form.nest.reduce, step),
+            rows(store),
+        ]
         if form.followers is not None:
             def behind(r: PrimExpr) -> tirx.Stmt:
                 values = {**self.batch, **decode(start + r, form.rows)}
@@ -274,6 +289,42 @@ class Panel:
 
             statements.append(loop(height, behind, name="r", dtype=self.index))
         return sequence(*statements)
+
+    def _held(self, height: int) -> list[_Held]:
+        """Buffers of the rows of a tile, each small enough for the stack."""
+        dtype = str(self.form.nest.body.buffer.dtype)
+        most = max(1, _MAX_STACK_BYTES // (self.tiling.width * DataType(dtype).itemsize))
+        held = []
+        for first in range(0, height, most):
+            shape = (min(most, height - first), self.tiling.width)
+            totals = tirx.decl_buffer(shape, dtype, "tile")
+            results = tirx.decl_buffer(shape, dtype, "sums") if self.form.parts else totals
+            held.append(_Held(first, totals, results))
+        return held
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """Some rows of a tile.
+
+    Attributes
+    ----------
+    first : int
+        Their place in the tile.
+    totals : Buffer
+        What is added to in each step.
+    results : Buffer
+        The totals of all parts of the sum; the same buffer where it has none.
+    """
+
+    first: int
+    totals: tirx.Buffer
+    results: tirx.Buffer
+
+    @property
+    def count(self) -> int:
+        """How many rows."""
+        return int(self.totals.shape[0])
 
 
 def _over(axes: tuple[Axis, ...], make: Callable[[dict[tirx.Var, PrimExpr]], tirx.Stmt]) -> tirx.Stmt:

@@ -7,12 +7,20 @@
 So n² products of matrices take the place of the sum over 3 x 3 places: n² / m² multiplications for a result in place
 of 9. What is multiplied with, U, is made of the weights ahead of time. Vectors run along channels in V and along
 filters in M, so that the size of images does not matter to them.
+
+Tiles have 2 x 2 or 4 x 4 results, whichever are predicted to take less time. What larger tiles lose in accuracy depends
+on the points at which polynomials are interpolated (Barabasz, Anderson, Soodhalter, Gregg, *Error Analysis and
+Improving the Accuracy of Winograd Convolution for Deep Neural Networks*, 2020) and on the length of sums: with the
+points here, and sums over channels in parts, their results are as near to exact ones as those of one sum over all
+places and channels (:data:`_FOUR`). A NaN or an infinity reaches all results of the tiles that read it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -47,16 +55,30 @@ _TAPS = 3
 _ELEMENT = 2.0
 """Cycles for an element that is read or written by itself."""
 _VECTOR_OF_CACHE = 2.0
+_FROM_MEMORY = 4.0
+"""Bytes a cycle of weights that come from memory, as measured of a product of one row."""
+_OF_GROWTH = 0.1
+"""Weights of twice the size are to take so much less time, about, that they are worth their memory."""
+_SHORTEST_SUM, _LONGEST_SUM = 16, 32
+"""Channels of a part of a sum, where sums are in parts."""
 _Matrix = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
 class _Filtering:
-    """F(m x m, 3 x 3): the transposed matrices of Lavin and Gray, B' of data, G of weights and A' of results."""
+    """F(m x m, 3 x 3): the transposed matrices of Lavin and Gray, B' of data, G of weights and A' of results.
+
+    Attributes
+    ----------
+    data, weights, results : matrix
+    in_parts : bool
+        Whether the sums over channels are long enough, as errors go, to be summed in parts.
+    """
 
     data: _Matrix
     weights: _Matrix
     results: _Matrix
+    in_parts: bool
 
     @property
     def size(self) -> int:
@@ -68,14 +90,46 @@ class _Filtering:
         """Elements that a tile reads along an axis."""
         return len(self.data)
 
+    def parts(self, channels: int) -> int | None:
+        """Of a sum over so many channels; ``None`` where there are no equal ones of a length that serves."""
+        if not self.in_parts or channels <= _LONGEST_SUM:
+            return 1
+        counts = range(-(-channels // _LONGEST_SUM), channels // _SHORTEST_SUM + 1)
+        return next((count for count in counts if channels % count == 0), None)
 
-_TWO = _Filtering(
-    ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
-    ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)),
-    ((1, 1, 1, 0), (0, 1, -1, -1)),
-)
-"""Of tiles of 2 x 2 results. With tiles of 4 x 4, results are five times as far from exact ones as those of the sum;
-with these they are nearer, for sums are shorter and of two levels."""
+
+def _filtering(points: Sequence[Fraction], *, in_parts: bool) -> _Filtering:
+    """The algorithm of Toom and Cook that interpolates at some points and at infinity.
+
+    A polynomial's value at a point p is a row of powers of p, and the coefficient of its highest power its value at
+    infinity. Rows of B' are the polynomials that are zero at all other points; G divides by what they are at theirs.
+    """
+    count = len(points) + 1
+    size = count - _TAPS + 1
+    others = [[q for q in points if q != p] for p in points]
+    data = [[*_with_roots(roots), Fraction(0)] for roots in others] + [_with_roots(points)]
+    divisors = [math.prod(p - q for q in roots) for p, roots in zip(points, others, strict=True)]
+    weights = [[p**k / divisor for k in range(_TAPS)] for p, divisor in zip(points, divisors, strict=True)]
+    results = [[*(p**k for p in points), Fraction(k == size - 1)] for k in range(size)]
+    weights.append([Fraction(k == _TAPS - 1) for k in range(_TAPS)])
+    return _Filtering(*(tuple(tuple(map(float, row)) for row in each) for each in (data, weights, results)), in_parts)
+
+
+def _with_roots(roots: Sequence[Fraction]) -> list[Fraction]:
+    """Coefficients of the product of all x - root, the lowest first."""
+    found = [Fraction(1)]
+    for root in roots:
+        found = [low - root * high for low, high in zip([Fraction(0), *found], [*found, Fraction(0)], strict=True)]
+    return found
+
+
+_TWO = _filtering([Fraction(0), Fraction(1), Fraction(-1)], in_parts=False)
+"""Of tiles of 2 x 2 results, which are nearer to exact ones than those of the sum: sums are shorter, of two levels."""
+_FOUR = _filtering([Fraction(p) for p in ("0", "11/16", "-11/16", "3/2", "-3/2")], in_parts=True)
+"""Of tiles of 4 x 4 results. Errors in units of those of one sum, of random images behind a ReLU, the largest and the
+root of the mean of squares: over 256 channels 0.5 to 1.0 and 0.9, over 64 channels 1.4 to 1.7 and 1.7. With sums in
+parts of 64 channels 0.6 to 1.3 and 1.1, with whole sums 2.8 and 2.1; with 0, 1, -1, 2, -2 as points, as in Lavin and
+Gray's paper, whole sums have 10 and 4.3. B' and A' are exact."""
 
 
 @dataclass(frozen=True)
@@ -86,18 +140,25 @@ class WinogradLayout:
     ----------
     weights : PackedLayout
         Their layout with both places in the window as its batch.
+    matrix : matrix
+        What either side of a window is multiplied with.
+    parts : int
+        Of the sum over channels.
     """
 
     weights: PackedLayout
+    matrix: _Matrix
+    parts: int
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the transformed weights: a matrix for each element of a tile, in panels."""
-        return (_TWO.points ** 2, *self.weights.shape[2:])
+        panels, channels, width = self.weights.shape[2:]
+        return (len(self.matrix) ** 2, panels, self.parts, channels // self.parts, width)
 
     def pack(self, array: np.ndarray) -> np.ndarray:
         """The transformed weights of a constant, in float32, rounded once."""
-        matrix = np.array(_TWO.weights)
+        matrix = np.array(self.matrix)
         weights = self.weights.pack(array).astype(np.float64)
         transformed = np.einsum("ai,bj,ij...->ab...", matrix, matrix, weights, optimize=True)
         packed = aligned_array(self.shape, np.float32)
@@ -167,13 +228,18 @@ def by_winograd(ways: Sequence[PackedContraction], machine: Machine) -> Filtered
         window = _window_of(way.form) if way.form.panels is not None else None
         if window is None or str(way.form.nest.body.buffer.dtype) != "float32":
             continue
-        convolution = _Convolution(window, _TWO, machine)
+        convolution = min(_convolutions(window, machine), key=lambda each: each.cycles * each.growth**_OF_GROWTH)
         if convolution.cycles < ways[0].cycles:
             strides = {id(axis): stride for axis, stride in zip(way.form.nest.reduce, way.layout.steps, strict=True)}
             batch = (strides[id(window.ry)], strides[id(window.rx)])
             weights = replace(way.layout, batch=batch, steps=(strides[id(window.channel)],))
-            return FilteredConvolution(convolution.steps, convolution.panels, WinogradLayout(weights))
+            return FilteredConvolution(convolution.steps, convolution.panels, convolution.layout(weights))
     return None
+
+
+def _convolutions(window: _Window, machine: Machine) -> list[_Convolution]:
+    parts = [(filtering, filtering.parts(window.channel.extent)) for filtering in (_TWO, _FOUR)]
+    return [_Convolution(window, filtering, count, machine) for filtering, count in parts if count is not None]
 
 
 def _window_of(form: CpuContraction) -> _Window | None:
@@ -201,11 +267,13 @@ class _Convolution:
     ----------
     window : _Window
     filtering : _Filtering
+    parts : int
+        Of the sums over channels.
     machine : Machine
     """
 
-    def __init__(self, window: _Window, filtering: _Filtering, machine: Machine) -> None:
-        self.window, self._filtering, self._machine = window, filtering, machine
+    def __init__(self, window: _Window, filtering: _Filtering, parts: int, machine: Machine) -> None:
+        self.window, self._filtering, self._parts, self._machine = window, filtering, parts, machine
         form = window.form
         size, points = filtering.size, filtering.points
         self._lanes = machine.lanes("float32")
@@ -220,8 +288,18 @@ class _Convolution:
         self._data = tirx.decl_buffer((self._images, rows, columns, channels), "float32", f"{name}_data")
         self._tile_data = tirx.decl_buffer((points**2, self._tiles, channels), "float32", f"{name}_tile_data")
         self._products = tirx.decl_buffer((points**2, self._tiles, filters), "float32", f"{name}_products")
-        self.panels = tirx.decl_buffer((points**2, *form.panels.shape[:1], channels, form.panels.shape[-1]), "float32",
-                                       f"{form.panels.name}_transformed")  # fmt: skip
+        panels, width = form.panels.shape[0], form.panels.shape[-1]
+        shape = (points**2, panels, parts, channels // parts, width)
+        self.panels = tirx.decl_buffer(shape, "float32", f"{form.panels.name}_transformed")
+
+    def layout(self, weights: PackedLayout) -> WinogradLayout:
+        """Of the transformed weights, by that of the weights."""
+        return WinogradLayout(weights, self._filtering.weights, self._parts)
+
+    @property
+    def growth(self) -> float:
+        """How much larger transformed weights are."""
+        return (self._filtering.points / _TAPS) ** 2
 
     @property
     def cycles(self) -> float:
@@ -234,8 +312,9 @@ class _Convolution:
         after = self._tiles * filters / self._lanes * self._operations_after
         moved = 2 * points**2 * self._tiles * (channels + filters) / self._lanes * _VECTOR_OF_CACHE
         stored = self._images * window.y.extent * window.x.extent * filters * _ELEMENT
-        multiplied = product_cycles(self._multiplied, self._machine, packed="columns")
-        return self._blocks * (multiplied + before + after + moved) + copied + stored
+        multiplied = self._blocks * product_cycles(self._multiplied, self._machine, packed="columns")
+        multiplied = max(multiplied, 4 * points**2 * channels * filters / _FROM_MEMORY)
+        return self._blocks * (before + after + moved) + multiplied + copied + stored
 
     @property
     def _operations_before(self) -> int:
@@ -266,41 +345,46 @@ class _Convolution:
     def _multiplied(self) -> CpuContraction:
         """The products of a block's tiles with the weights, one for each element of a tile."""
         index = self._index
-        point, tile, filters, channel = (
+        each = self.window.channel.extent // self._parts
+        point, tile, filters, part, channel = (
             Axis(tirx.Var(name, index), extent)
             for name, extent in (
                 ("point", self._filtering.points**2),
                 ("tile", self._tiles),
                 ("f", self.window.filters.extent),
-                ("c", self.window.channel.extent),
+                ("part", self._parts),
+                ("c", each),
             )
         )
         place = [point.var, tile.var, filters.var]
-        factor = tirx.BufferLoad(self._tile_data, [point.var, tile.var, channel.var])
+        factor = tirx.BufferLoad(self._tile_data, [point.var, tile.var, part.var * each + channel.var])
         # Stands for the panels, which are read in its place.
-        weight = tirx.BufferLoad(self.panels, [point.var, filters.var, channel.var, filters.var])
+        weight = tirx.BufferLoad(self.panels, [point.var, filters.var, part.var, channel.var, filters.var])
         zero = tirx.const(0, "float32")
         nest = Nest(
             f"{self.window.form.nest.name}_products",
             (point, tile, filters),
-            (channel,),
+            (part, channel),
             tirx.BufferStore(self._products, zero, place),
             tirx.BufferStore(self._products, tirx.BufferLoad(self._products, place) + factor * weight, place),
         )
         scalar, vector = Side(factor, (tile,)), Side(weight, (filters,))
-        return CpuContraction(nest, scalar, vector, (point,), (tile,), (filters,), zero, panels=self.panels)
+        rows, columns, levels = (tile,), (filters,), 1 if self._parts > 1 else 0
+        return CpuContraction(
+            nest, scalar, vector, (point,), rows, columns, zero, panels=self.panels, parts=levels
+        )
 
     def _by_channels(self) -> Nest:
-        """A copy of the images with their channels last, so that vectors run along these."""
+        """A copy of the images with their channels last, so that vectors run along these.
+
+        Tiles may reach beyond the images. There are zeros: results that are kept do not depend on them, but would be
+        NaN where they were.
+        """
         window, index = self.window, self._index
+        images, rows, columns, channels = (int(extent) for extent in self._data.shape)
         image, y, x, channel = (
             Axis(tirx.Var(name, index), extent)
-            for name, extent in (
-                ("image", self._images),
-                ("y", window.y.extent + _TAPS - 1),
-                ("x", window.x.extent + _TAPS - 1),
-                ("c", window.channel.extent),
-            )
+            for name, extent in (("image", images), ("y", rows), ("x", columns), ("c", channels))
         )
         zero = tirx.const(0, index)
         values = {
@@ -312,7 +396,12 @@ class _Convolution:
             window.channel.var: as_index(channel.var, window.channel.dtype),
         }
         place = [image.var, y.var, x.var, channel.var]
-        copied = tirx.BufferStore(self._data, replace_variables(window.value, values), place)
+        value = replace_variables(window.value, values)
+        for place_along, read, extent in ((x.var, window.x, columns), (y.var, window.y, rows)):
+            if (there := read.extent + _TAPS - 1) < extent:
+                inside = place_along < tirx.const(there, index)
+                value = tirx.if_then_else(inside, value, tirx.const(0, "float32"))
+        copied = tirx.BufferStore(self._data, value, place)
         return Nest(f"{window.form.nest.name}_data", (image, y, x, channel), (), None, copied)
 
     def _transformed(self, first: PrimExpr) -> tirx.Stmt:
