@@ -25,9 +25,10 @@ from souffle.schedule.cpu import (
 )
 from souffle.schedule.cpu.contraction_form import contraction_of, contractions_of
 from souffle.schedule.cpu.contraction_tiling import product_tiling
+from souffle.schedule.cpu.filtering import filtering_at
 from souffle.schedule.cpu.nest import parse
 from souffle.schedule.cpu.packed_constants import PackedLayout
-from souffle.schedule.cpu.winograd import WinogradLayout, _filtering
+from souffle.schedule.cpu.winograd import WinogradLayout
 
 TARGET = host_target()
 FLOAT = np.float32
@@ -236,7 +237,7 @@ def test_filtering_is_taken_where_it_pays_and_is_as_exact_as_the_sum():
 
 def exactly_filtered(points: list[Fraction]) -> bool:
     """Whether results of an algorithm are those of the sum for whole numbers, in numbers that are exact."""
-    filtering = _filtering(points, in_parts=False)
+    filtering = filtering_at(points, in_parts=False)
     data, weights, results = (np.array(each) for each in (filtering.data, filtering.weights, filtering.results))
     rng = np.random.default_rng(0)
     d, g = rng.integers(-9, 10, filtering.points), rng.integers(-9, 10, 3)

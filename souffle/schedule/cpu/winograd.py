@@ -8,19 +8,14 @@ So n² products of matrices take the place of the sum over 3 x 3 places: n² / m
 of 9. What is multiplied with, U, is made of the weights ahead of time. Vectors run along channels in V and along
 filters in M, so that the size of images does not matter to them.
 
-Tiles have 2 x 2 or 4 x 4 results, whichever are predicted to take less time. What larger tiles lose in accuracy depends
-on the points at which polynomials are interpolated (Barabasz, Anderson, Soodhalter, Gregg, *Error Analysis and
-Improving the Accuracy of Winograd Convolution for Deep Neural Networks*, 2020) and on the length of sums: with the
-points here, and sums over channels in parts, their results are as near to exact ones as those of one sum over all
-places and channels (:data:`_FOUR`). A NaN or an infinity reaches all results of the tiles that read it.
+Tiles have 2 x 2 or 4 x 4 results (:mod:`souffle.schedule.cpu.filtering`), whichever are predicted to take less time. A
+NaN or an infinity reaches all results of the tiles that read it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -32,6 +27,7 @@ from souffle.aligned import aligned_array
 from souffle.schedule.cpu.contraction import emit_contraction
 from souffle.schedule.cpu.contraction_form import CpuContraction, Side
 from souffle.schedule.cpu.contraction_tiling import CACHE_BYTES, product_cycles
+from souffle.schedule.cpu.filtering import FOUR, TAPS, TWO, Filtering, Matrix
 from souffle.schedule.cpu.host import Machine
 from souffle.schedule.cpu.loop_emission import pieces
 from souffle.schedule.cpu.nest import (
@@ -51,7 +47,6 @@ from souffle.tvm_compat import PrimExpr, sequence
 
 __all__ = ["FilteredConvolution", "WinogradLayout", "by_winograd"]
 
-_TAPS = 3
 _ELEMENT = 2.0
 """Cycles for an element that is read or written by itself."""
 _VECTOR_OF_CACHE = 2.0
@@ -59,77 +54,6 @@ _FROM_MEMORY = 4.0
 """Bytes a cycle of weights that come from memory, as measured of a product of one row."""
 _OF_GROWTH = 0.1
 """Weights of twice the size are to take so much less time, about, that they are worth their memory."""
-_SHORTEST_SUM, _LONGEST_SUM = 16, 32
-"""Channels of a part of a sum, where sums are in parts."""
-_Matrix = tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True)
-class _Filtering:
-    """F(m x m, 3 x 3): the transposed matrices of Lavin and Gray, B' of data, G of weights and A' of results.
-
-    Attributes
-    ----------
-    data, weights, results : matrix
-    in_parts : bool
-        Whether the sums over channels are long enough, as errors go, to be summed in parts.
-    """
-
-    data: _Matrix
-    weights: _Matrix
-    results: _Matrix
-    in_parts: bool
-
-    @property
-    def size(self) -> int:
-        """Results of a tile along an axis."""
-        return len(self.results)
-
-    @property
-    def points(self) -> int:
-        """Elements that a tile reads along an axis."""
-        return len(self.data)
-
-    def parts(self, channels: int) -> int | None:
-        """Of a sum over so many channels; ``None`` where there are no equal ones of a length that serves."""
-        if not self.in_parts or channels <= _LONGEST_SUM:
-            return 1
-        counts = range(-(-channels // _LONGEST_SUM), channels // _SHORTEST_SUM + 1)
-        return next((count for count in counts if channels % count == 0), None)
-
-
-def _filtering(points: Sequence[Fraction], *, in_parts: bool) -> _Filtering:
-    """The algorithm of Toom and Cook that interpolates at some points and at infinity.
-
-    A polynomial's value at a point p is a row of powers of p, and the coefficient of its highest power its value at
-    infinity. Rows of B' are the polynomials that are zero at all other points; G divides by what they are at theirs.
-    """
-    count = len(points) + 1
-    size = count - _TAPS + 1
-    others = [[q for q in points if q != p] for p in points]
-    data = [[*_with_roots(roots), Fraction(0)] for roots in others] + [_with_roots(points)]
-    divisors = [math.prod(p - q for q in roots) for p, roots in zip(points, others, strict=True)]
-    weights = [[p**k / divisor for k in range(_TAPS)] for p, divisor in zip(points, divisors, strict=True)]
-    results = [[*(p**k for p in points), Fraction(k == size - 1)] for k in range(size)]
-    weights.append([Fraction(k == _TAPS - 1) for k in range(_TAPS)])
-    return _Filtering(*(tuple(tuple(map(float, row)) for row in each) for each in (data, weights, results)), in_parts)
-
-
-def _with_roots(roots: Sequence[Fraction]) -> list[Fraction]:
-    """Coefficients of the product of all x - root, the lowest first."""
-    found = [Fraction(1)]
-    for root in roots:
-        found = [low - root * high for low, high in zip([Fraction(0), *found], [*found, Fraction(0)], strict=True)]
-    return found
-
-
-_TWO = _filtering([Fraction(0), Fraction(1), Fraction(-1)], in_parts=False)
-"""Of tiles of 2 x 2 results, which are nearer to exact ones than those of the sum: sums are shorter, of two levels."""
-_FOUR = _filtering([Fraction(p) for p in ("0", "11/16", "-11/16", "3/2", "-3/2")], in_parts=True)
-"""Of tiles of 4 x 4 results. Errors in units of those of one sum, of random images behind a ReLU, the largest and the
-root of the mean of squares: over 256 channels 0.5 to 1.0 and 0.9, over 64 channels 1.4 to 1.7 and 1.7. With sums in
-parts of 64 channels 0.6 to 1.3 and 1.1, with whole sums 2.8 and 2.1; with 0, 1, -1, 2, -2 as points, as in Lavin and
-Gray's paper, whole sums have 10 and 4.3. B' and A' are exact."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +71,7 @@ class WinogradLayout:
     """
 
     weights: PackedLayout
-    matrix: _Matrix
+    matrix: Matrix
     parts: int
 
     @property
@@ -238,7 +162,7 @@ def by_winograd(ways: Sequence[PackedContraction], machine: Machine) -> Filtered
 
 
 def _convolutions(window: _Window, machine: Machine) -> list[_Convolution]:
-    parts = [(filtering, filtering.parts(window.channel.extent)) for filtering in (_TWO, _FOUR)]
+    parts = [(filtering, filtering.parts(window.channel.extent)) for filtering in (TWO, FOUR)]
     return [_Convolution(window, filtering, count, machine) for filtering, count in parts if count is not None]
 
 
@@ -251,7 +175,7 @@ def _window_of(form: CpuContraction) -> _Window | None:
     if len(form.nest.reduce) != 3 or any(strides[id(axis)] is None for axis in axes):
         return None
     *images, y, x = form.rows
-    taps = [axis for axis in form.nest.reduce if axis.extent == _TAPS]
+    taps = [axis for axis in form.nest.reduce if axis.extent == TAPS]
     ry = next((axis for axis in taps if strides[id(axis)] == strides[id(y)]), None)
     rx = next((axis for axis in taps if axis is not ry and strides[id(axis)] == strides[id(x)]), None)
     if ry is None or rx is None:
@@ -266,13 +190,13 @@ class _Convolution:
     Parameters
     ----------
     window : _Window
-    filtering : _Filtering
+    filtering : Filtering
     parts : int
         Of the sums over channels.
     machine : Machine
     """
 
-    def __init__(self, window: _Window, filtering: _Filtering, parts: int, machine: Machine) -> None:
+    def __init__(self, window: _Window, filtering: Filtering, parts: int, machine: Machine) -> None:
         self.window, self._filtering, self._parts, self._machine = window, filtering, parts, machine
         form = window.form
         size, points = filtering.size, filtering.points
@@ -284,7 +208,7 @@ class _Convolution:
         tile_rows = _rows_of_block(self._images * down, right, window.channel.extent, window.filters.extent, points)
         self._blocks, self._tiles = self._images * down // tile_rows, tile_rows * right
         name, channels, filters = form.nest.name, window.channel.extent, window.filters.extent
-        rows, columns = (count * size + _TAPS - 1 for count in self._across)
+        rows, columns = (count * size + TAPS - 1 for count in self._across)
         self._data = tirx.decl_buffer((self._images, rows, columns, channels), "float32", f"{name}_data")
         self._tile_data = tirx.decl_buffer((points**2, self._tiles, channels), "float32", f"{name}_tile_data")
         self._products = tirx.decl_buffer((points**2, self._tiles, filters), "float32", f"{name}_products")
@@ -299,7 +223,7 @@ class _Convolution:
     @property
     def growth(self) -> float:
         """How much larger transformed weights are."""
-        return (self._filtering.points / _TAPS) ** 2
+        return (self._filtering.points / TAPS) ** 2
 
     @property
     def cycles(self) -> float:
@@ -398,7 +322,7 @@ class _Convolution:
         place = [image.var, y.var, x.var, channel.var]
         value = replace_variables(window.value, values)
         for place_along, read, extent in ((x.var, window.x, columns), (y.var, window.y, rows)):
-            if (there := read.extent + _TAPS - 1) < extent:
+            if (there := read.extent + TAPS - 1) < extent:
                 inside = place_along < tirx.const(there, index)
                 value = tirx.if_then_else(inside, value, tirx.const(0, "float32"))
         copied = tirx.BufferStore(self._data, value, place)
@@ -477,7 +401,7 @@ class _Convolution:
 
     def _both_sides(
         self,
-        matrix: _Matrix,
+        matrix: Matrix,
         points: int,
         element: Callable[[int, int, PrimExpr], PrimExpr],
         store: Callable[[int, int, PrimExpr, PrimExpr], tirx.Stmt],
