@@ -17,7 +17,8 @@ import torchvision
 import transformers
 from torch import nn
 
-_TOKENS = 128
+_TOKENS, _QUESTION = 128, 384
+"""Of GPT-2's block, and of BERT, which reads a question and a text."""
 _TABLES, _ROWS, _FEATURES, _WIDTH = 26, 10_000, 13, 64
 """DLRM: embedding tables, their rows, dense features, and the width of an embedding."""
 _PATCHES, _CHANNELS, _BLOCKS = 196, 512, 8
@@ -46,6 +47,18 @@ class _Gpt2Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found = self.block(x, attention_mask=self.mask)
         return found[0] if isinstance(found, tuple) else found
+
+
+class _Bert(nn.Module):
+    """The encoder of BERT base, from embeddings to the last hidden state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = transformers.BertConfig(attn_implementation="eager")
+        self.encoder = transformers.BertModel(config, add_pooling_layer=False).encoder
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x)[0]
 
 
 class _Dlrm(nn.Module):
@@ -116,12 +129,13 @@ _NETWORKS: dict[str, Callable[[int], _Built]] = {
     "resnet18": _of_torchvision("resnet18"),
     "mobilenet_v3_small": _of_torchvision("mobilenet_v3_small"),
     "vit_b_16": _vit,
+    "bert_base": lambda batch: (_Bert(), (torch.randn(batch, _QUESTION, 768),)),
     "gpt2_block": lambda batch: (_Gpt2Block(), (torch.randn(batch, _TOKENS, 768),)),
     "lstm2": lambda batch: (_Lstm(), (torch.randn(batch, 64, 256),)),
     "dlrm": lambda batch: (_Dlrm(), (torch.randn(batch, _FEATURES), _sparse(batch))),
     "mixer": lambda batch: (_Mixer(), (torch.randn(batch, 3, 224, 224),)),
 }
-_HALF = ("resnet18",)
+_HALF = ("bert_base", "resnet18")
 """Those that are made of float16, too."""
 
 
