@@ -117,8 +117,8 @@ class CpuContraction:
         Of a panel that is packed ahead of time, where it is settled.
     followers : Followers, optional
         What is computed behind each panel.
-    parts : int
-        How many of the first axes of the sum number its parts: each of these is summed by itself, and their totals are
+    in_parts : bool
+        Whether the first axis of the sum numbers its parts: each of these is summed by itself, and their totals are
         added up. Rounding errors grow with the longer of the two sums.
     """
 
@@ -134,7 +134,7 @@ class CpuContraction:
     row_tiles: tirx.Buffer | None = None
     vectors: int | None = None
     followers: Followers | None = None
-    parts: int = 0
+    in_parts: bool = False
 
     @property
     def packed(self) -> Packed:

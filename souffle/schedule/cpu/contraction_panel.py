@@ -209,18 +209,16 @@ class Panel:
         steps = [k[axis.var] for axis in reduce]
         if form.row_tiles is not None:
             batch = [self.batch[axis.var] for axis in uses(form.scalar.value, form.batch)]
-            place = [*batch, tirx.min(number + 1, last), *steps, tirx.const(0, self.index)]
-            return prefetch(tirx.BufferLoad(tiles, place))
+            following = tirx.min(number + 1, last)
+            return prefetch(tirx.BufferLoad(tiles, [*batch, following, *steps, tirx.const(0, self.index)]))
         *batch, panel = self.place
         following = tirx.max(panel - 1, 0) if self.turned else tirx.min(panel + 1, last)
         vectors = self.tiling.vectors
         # A step of few rows is bound by its loads, of which each request is one more.
         each = min(-(-vectors // -(-form.height // size)), max(1, size // 2))
-        asked = []
-        for place in range(each):
-            vector = tirx.min(number * each + place, tirx.const(vectors - 1, self.index))
-            asked.append(prefetch(tirx.BufferLoad(tiles, [*batch, following, *steps, vector * self.tiling.lanes])))
-        return sequence(*asked)
+        most = tirx.const(vectors - 1, self.index)
+        within = [tirx.min(number * each + u, most) * self.tiling.lanes for u in range(each)]
+        return sequence(*(prefetch(tirx.BufferLoad(tiles, [*batch, following, *steps, first])) for first in within))
 
     def tile(self, number: PrimExpr, size: int, height: int) -> tirx.Stmt:
         """The products with `height` rows of a tile of `size`, whose totals are in registers."""
@@ -263,7 +261,7 @@ class Panel:
             return self._all_columns(element)
 
         def part(outer: _Step) -> tirx.Stmt:
-            inner = _over(form.nest.reduce[form.parts :], lambda k: step({**outer, **k}))
+            inner = _over(form.nest.reduce[1:], lambda k: step({**outer, **k}))
             return sequence(rows(lambda some, r: clear(some.totals, r)), inner, rows(add))
 
         def store(some: _Held, r: PrimExpr) -> tirx.Stmt:
@@ -275,11 +273,11 @@ class Panel:
 
             return sequence(*self._valid_columns(element))
 
-        buffers = [some.results for some in held] + [some.totals for some in held if form.parts]
+        buffers = [some.results for some in held] + [some.totals for some in held if form.in_parts]
         statements = [
             *map(tirx.AllocBuffer, buffers),
             rows(lambda some, r: clear(some.results, r)),
-            _over(form.nest.reduce[: form.parts], part) if form.parts else _over(form.nest.reduce, step),
+            _over(form.nest.reduce[:1], part) if form.in_parts else _over(form.nest.reduce, step),
             rows(store),
         ]
         if form.followers is not None:
@@ -298,7 +296,7 @@ class Panel:
         for first in range(0, height, most):
             shape = (min(most, height - first), self.tiling.width)
             totals = tirx.decl_buffer(shape, dtype, "tile")
-            results = tirx.decl_buffer(shape, dtype, "sums") if self.form.parts else totals
+            results = tirx.decl_buffer(shape, dtype, "sums") if self.form.in_parts else totals
             held.append(_Held(first, totals, results))
         return held
 

@@ -293,9 +293,9 @@ class _Convolution:
             tirx.BufferStore(self._products, tirx.BufferLoad(self._products, place) + factor * weight, place),
         )
         scalar, vector = Side(factor, (tile,)), Side(weight, (filters,))
-        rows, columns, levels = (tile,), (filters,), 1 if self._parts > 1 else 0
+        in_parts = self._parts > 1
         return CpuContraction(
-            nest, scalar, vector, (point,), rows, columns, zero, panels=self.panels, parts=levels
+            nest, scalar, vector, (point,), (tile,), (filters,), zero, panels=self.panels, in_parts=in_parts
         )
 
     def _by_channels(self) -> Nest:
