@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,10 @@ _RUNS, _FEW_RUNS = 40, 5
 _KEY = ("model", "batch", "threads")
 
 
-def _rows(files: Path | None, threads: list[int]) -> Iterator[dict[str, Any]]:
+def _rows(files: Path | None, batches: list[int], threads: list[int]) -> Iterator[dict[str, Any]]:
     for count in threads:
-        for name in models.NAMES:
-            yield {"model": name, "batch": 1, "threads": count, "file": None}
+        for name, batch in product(models.NAMES, batches):
+            yield {"model": name, "batch": batch, "threads": count, "file": None}
         for path in sorted(files.glob("*_b*.onnx")) if files is not None else ():
             name, _, batch = path.stem.rpartition("_b")
             yield {"model": name, "batch": int(batch), "threads": count, "file": str(path)}
@@ -56,7 +57,7 @@ def _rows(files: Path | None, threads: list[int]) -> Iterator[dict[str, Any]]:
 
 def _measured(row: dict[str, Any], against: list[str]) -> dict[str, Any]:
     """One row, in this process."""
-    model = row["file"] or models.build(row["model"], "paper")
+    model = row["file"] or models.build(row["model"], "paper", batch=row["batch"])
     large = row["model"].startswith(_LARGE)
     precision = "mixed" if row["model"].endswith("fp16") else "fp32"
     with on_cores(row["threads"]):
@@ -193,6 +194,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=Path, metavar="FOLDER", help="of NAME_bBATCH.onnx")
     parser.add_argument("--models", nargs="+", metavar="NAME", help="these alone")
+    parser.add_argument("--batches", nargs="+", type=int, default=[1], help="of the paper's models")
     parser.add_argument("--threads", nargs="+", type=int, default=sorted({1, len(physical_cores())}))
     parser.add_argument("--against", nargs="+", default=["ort"], metavar="PEER", help="of souffle bench")
     parser.add_argument("--calls", action="store_true")
@@ -212,7 +214,7 @@ def main() -> int:
     results = kept_results(arguments.out)
     known = {tuple(one[key] for key in _KEY) for one in results if "failed" not in one}
     results = [one for one in results if "failed" not in one]
-    for row in _rows(arguments.files, arguments.threads):
+    for row in _rows(arguments.files, arguments.batches, arguments.threads):
         if tuple(row[key] for key in _KEY) in known or (arguments.models and row["model"] not in arguments.models):
             continue
         print(f"{row['model']}, batch {row['batch']}, {row['threads']} threads ...", file=sys.stderr, flush=True)

@@ -22,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(ALL_NAMES)}")
     parser.add_argument("--size", default="tiny", help=f"{' or '.join(MODEL_SIZES)} (default: %(default)s)")
     parser.add_argument("--steps", type=int, help="number of time steps, for the LSTM models")
+    parser.add_argument("--batch", type=int, help="images, sequences or rows at once, for models that take several")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights (default: %(default)s)")
     parser.add_argument(
         "--open", action="store_true", help="leave batch and sequence open, with an attention mask, for bert"
@@ -29,7 +30,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="file to write (default: NAME-SIZE.onnx)")
     options = parser.parse_args(arguments)
     try:
-        model = build(options.name, options.size, steps=options.steps, seed=options.seed, open_dimensions=options.open)
+        model = build(
+            options.name,
+            options.size,
+            steps=options.steps,
+            batch=options.batch,
+            seed=options.seed,
+            open_dimensions=options.open,
+        )
     except SouffleError as error:
         parser.error(str(error))
     path = options.output or Path(f"{options.name.replace(':', '-')}-{options.size}.onnx")

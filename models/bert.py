@@ -18,7 +18,7 @@ _EPSILON = 1e-12
 
 @dataclass(frozen=True)
 class BertConfig:
-    """Layers, tokens, hidden width, attention heads and width of the feed-forward part.
+    """Layers, tokens, hidden width, attention heads, width of the feed-forward part, and sequences of a batch.
 
     With `open_dimensions`, batch and tokens are left to who compiles it, and a mask says which tokens there are.
     """
@@ -29,6 +29,7 @@ class BertConfig:
     heads: int
     ffn: int
     open_dimensions: bool = False
+    batch: int = 1
 
 
 SIZES = {
@@ -38,13 +39,13 @@ SIZES = {
 
 
 def build_bert(config: BertConfig, seed: int) -> ModelProto:
-    """Build the encoder: ``input`` and ``output`` are (1, tokens, hidden).
+    """Build the encoder: ``input`` and ``output`` are (batch, tokens, hidden).
 
     With open dimensions, they are (batch, sequence, hidden), and ``attention_mask`` (batch, sequence) has 1 for tokens
     and 0 for what fills a sequence up. Equal seeds give equal weights either way.
     """
     b = GraphBuilder("bert", seed)
-    first = ("batch", "sequence") if config.open_dimensions else (1, config.tokens)
+    first = ("batch", "sequence") if config.open_dimensions else (config.batch, config.tokens)
     shape = (*first, config.hidden)
     x = b.input("input", shape)
     bias = _mask(b, b.input("attention_mask", first, np.int64)) if config.open_dimensions else None
@@ -67,7 +68,7 @@ def _mask(b: GraphBuilder, mask: str) -> str:
 def _attention(b: GraphBuilder, x: str, config: BertConfig, bias: str | None) -> str:
     hidden, width = config.hidden, config.hidden // config.heads
     # In a shape to reshape to, 0 is the extent that is there.
-    first = (0, 0) if config.open_dimensions else (1, config.tokens)
+    first = (0, 0) if config.open_dimensions else (config.batch, config.tokens)
     with b.scope("self"):
         projected = []
         for name in ("query", "key", "value"):

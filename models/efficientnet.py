@@ -36,23 +36,25 @@ class StageConfig:
 
 @dataclass(frozen=True)
 class EfficientNetConfig:
-    """Image side, stem channels, stages, channels of the last convolution, classes."""
+    """Image side, stem channels, stages, channels of the last convolution, classes, and images of a batch."""
 
     image: int
     stem: int
     stages: tuple[StageConfig, ...]
     head: int
     classes: int
+    batch: int = 1
 
 
 @dataclass(frozen=True)
 class SeConfig:
-    """Height, width, channels, and channels between the two fully connected layers."""
+    """Height, width, channels, channels between the two fully connected layers, and images of a batch."""
 
     height: int
     width: int
     channels: int
     reduced: int
+    batch: int = 1
 
 
 SIZES = {
@@ -104,9 +106,9 @@ SE_SIZES = {"paper": _SE_PAPER, "tiny": tuple(_shrink(config) for config in _SE_
 
 
 def build_efficientnet(config: EfficientNetConfig, seed: int) -> ModelProto:
-    """Build the classifier: ``input`` (1, 3, image, image), ``output`` (1, classes)."""
+    """Build the classifier: ``input`` (batch, 3, image, image), ``output`` (batch, classes)."""
     b = GraphBuilder("efficientnet", seed)
-    x = Traced(b.input("input", (1, 3, config.image, config.image)), sample_images(b, config.image))
+    x = Traced(b.input("input", (config.batch, 3, config.image, config.image)), sample_images(b, config.image))
     with b.scope("features", "features.0"):
         x = _conv_swish(b, x, "features.0", config.stem, kernel=3, stride=2)
     for number, stage in enumerate(config.stages, start=1):
@@ -122,14 +124,14 @@ def build_efficientnet(config: EfficientNetConfig, seed: int) -> ModelProto:
     y = b.node("Flatten", y, axis=1)
     with b.scope("classifier", "classifier.1"):
         y = gemm(b, y, config.head, config.classes, gain=AFTER_SWISH)
-    b.output(y, "output", (1, config.classes))
+    b.output(y, "output", (config.batch, config.classes))
     return b.model()
 
 
 def build_se(config: SeConfig, seed: int) -> ModelProto:
-    """Build one squeeze-and-excitation module: ``input`` and ``output`` are (1, channels, height, width)."""
+    """Build one squeeze-and-excitation module: ``input`` and ``output`` are (batch, channels, height, width)."""
     b = GraphBuilder("squeeze-excitation", seed)
-    shape = (1, config.channels, config.height, config.width)
+    shape = (config.batch, config.channels, config.height, config.width)
     x = b.input("input", shape)
     # The sample serves a network's next batch norm and is of no use to a module alone.
     sample = np.zeros((1, config.channels, 1, 1), np.float32)

@@ -23,11 +23,12 @@ _GAIN = 1.5
 
 @dataclass(frozen=True)
 class LstmConfig:
-    """Layers, time steps and width, which is that of the input and of the hidden state."""
+    """Layers, time steps, width, which is that of the input and of the hidden state, and sequences of a batch."""
 
     layers: int
     steps: int
     hidden: int
+    batch: int = 1
 
 
 SIZES = {
@@ -37,15 +38,15 @@ SIZES = {
 
 
 def build_lstm(config: LstmConfig, seed: int) -> ModelProto:
-    """Build ``nn.LSTM`` with zero initial state: ``input`` and ``output`` are (steps, 1, hidden)."""
+    """Build ``nn.LSTM`` with zero initial state: ``input`` and ``output`` are (steps, batch, hidden)."""
     b = GraphBuilder("lstm", seed)
-    shape = (config.steps, 1, config.hidden)
+    shape = (config.steps, config.batch, config.hidden)
     x = b.input("input", shape)
     with b.scope("lstm"):
         for _ in range(config.layers):
             w_ih, w_hh, b_ih, b_hh = (_onnx_gates(p) for p in _draw_layer(b, config.hidden))
             weights = [b.folded("LSTM", p[None]) for p in (w_ih, w_hh, np.concatenate([b_ih, b_hh]))]
-            state = np.zeros((1, 1, config.hidden), np.float32)
+            state = np.zeros((1, config.batch, config.hidden), np.float32)
             states = b.folded("LSTM", state), b.folded("LSTM", state)
             outputs = b.nodes("LSTM", (x, *weights, "", *states), 3, hidden_size=config.hidden)
             # Y is (steps, directions, batch, hidden) with one direction.
@@ -58,7 +59,7 @@ def build_lstm_unrolled(config: LstmConfig, seed: int) -> ModelProto:
     """Build the same network with a cell for each layer and time step, which share their layer's weights."""
     b = GraphBuilder("lstm-unrolled", seed)
     hidden = config.hidden
-    shape = (config.steps, 1, hidden)
+    shape = (config.steps, config.batch, hidden)
     sequence = b.input("input", shape)
     weights = []
     for layer in range(config.layers):
@@ -69,7 +70,7 @@ def build_lstm_unrolled(config: LstmConfig, seed: int) -> ModelProto:
             with b.scope("hh"):
                 weights.append((ih, (b.parameter("weight", w_hh), b.parameter("bias", b_hh))))
     sizes = b.folded("Split", np.full(4, hidden, np.int64))
-    zero = b.folded("Gemm", np.zeros((1, hidden), np.float32))
+    zero = b.folded("Gemm", np.zeros((config.batch, hidden), np.float32))
     state = [(zero, zero)] * config.layers
     results = []
     for step in range(config.steps):

@@ -15,13 +15,14 @@ __all__ = ["SIZES", "MmoeConfig", "build_mmoe"]
 
 @dataclass(frozen=True)
 class MmoeConfig:
-    """Input features, experts, units of each expert, tasks, and units of a tower's hidden layer."""
+    """Input features, experts, units of each expert, tasks, units of a tower's hidden layer, and rows of a batch."""
 
     features: int
     experts: int
     units: int
     tasks: int
     tower: int
+    batch: int = 1
 
 
 SIZES = {
@@ -31,9 +32,9 @@ SIZES = {
 
 
 def build_mmoe(config: MmoeConfig, seed: int) -> ModelProto:
-    """Build the network: ``input`` (1, features); ``task_0``, ``task_1``, ... (1, 1), each a probability."""
+    """Build the network: ``input`` (batch, features); ``task_0``, ``task_1``, ... (batch, 1), each a probability."""
     b = GraphBuilder("mmoe", seed)
-    x = b.input("input", (1, config.features))
+    x = b.input("input", (config.batch, config.features))
     experts = []
     for expert in range(config.experts):
         with b.scope("experts", f"experts.{expert}"):
@@ -49,7 +50,7 @@ def build_mmoe(config: MmoeConfig, seed: int) -> ModelProto:
         mixture = b.node("ReduceSum", weighted, b.constant([1]), keepdims=0)
         with b.scope("towers", f"towers.{task}"):
             result = _tower(b, mixture, config, f"towers.{task}")
-        b.output(result, f"task_{task}", (1, 1))
+        b.output(result, f"task_{task}", (config.batch, 1))
     return b.model()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from onnx import ModelProto
 
@@ -85,9 +85,15 @@ MODEL_SIZES = ("tiny", "paper")
 
 
 def build(
-    name: str, size: str = "tiny", *, steps: int | None = None, seed: int = 0, open_dimensions: bool = False
+    name: str,
+    size: str = "tiny",
+    *,
+    steps: int | None = None,
+    batch: int | None = None,
+    seed: int = 0,
+    open_dimensions: bool = False,
 ) -> ModelProto:
-    """Build a model with random float32 weights and static shapes; batch 1, where its builder says nothing else.
+    """Build a model with random float32 weights and static shapes.
 
     Parameters
     ----------
@@ -100,6 +106,9 @@ def build(
         ``"paper"`` for the configuration of the paper's evaluation, ``"tiny"`` for the same structure made small.
     steps
         Number of time steps, for the two LSTM models and ``"rnnlm"`` only.
+    batch
+        How many images, sequences or rows it takes at once, for the models that take several; without, as many as its
+        paper says, which is 1 for Souffle's. Equal seeds give equal weights, whatever the batch.
     seed
         Seed of the weights. The same arguments give the same bytes.
     open_dimensions
@@ -124,7 +133,15 @@ def build(
         if steps < 1:
             raise OptionError(f"{name} cannot have {steps} time steps; it needs 1 or more")
         config = replace(config, steps=steps)
+    if batch is not None:
+        if all(each.name != "batch" for each in fields(config)):
+            raise OptionError(f"model {name!r} has no batch")
+        if batch < 1:
+            raise OptionError(f"{name} cannot have a batch of {batch}; it needs 1 or more")
+        config = replace(config, batch=batch)
     if open_dimensions:
+        if batch is not None:
+            raise OptionError("open_dimensions leaves the batch open; give one or the other")
         if not isinstance(config, bert.BertConfig):
             raise OptionError(f"model {name!r} has static shapes alone; open_dimensions is for bert")
         config = replace(config, open_dimensions=True)

@@ -15,7 +15,7 @@ __all__ = ["SIZES", "ResNeXtConfig", "build_resnext"]
 
 @dataclass(frozen=True)
 class ResNeXtConfig:
-    """Image side, stem channels, groups, blocks and channels of each stage, classes.
+    """Image side, stem channels, groups, blocks and channels of each stage, classes, and images of a batch.
 
     A stage's bottleneck and its output have the same number of channels, as in the 64x4d network.
     """
@@ -26,6 +26,7 @@ class ResNeXtConfig:
     blocks: tuple[int, ...]
     widths: tuple[int, ...]
     classes: int
+    batch: int = 1
 
 
 SIZES = {
@@ -35,9 +36,9 @@ SIZES = {
 
 
 def build_resnext(config: ResNeXtConfig, seed: int) -> ModelProto:
-    """Build the classifier: ``input`` (1, 3, image, image), ``output`` (1, classes)."""
+    """Build the classifier: ``input`` (batch, 3, image, image), ``output`` (batch, classes)."""
     b = GraphBuilder("resnext", seed)
-    x = b.input("input", (1, 3, config.image, config.image))
+    x = b.input("input", (config.batch, 3, config.image, config.image))
     with b.scope("conv1"):
         x = conv(b, x, (3, config.stem), kernel=7, stride=2)
     with b.scope("relu"):
@@ -58,7 +59,7 @@ def build_resnext(config: ResNeXtConfig, seed: int) -> ModelProto:
     x = b.node("Flatten", x, axis=1)
     with b.scope("fc"):
         x = gemm(b, x, channels, config.classes)
-    b.output(x, "output", (1, config.classes))
+    b.output(x, "output", (config.batch, config.classes))
     return b.model()
 
 

@@ -22,7 +22,7 @@ _END = int(np.iinfo(np.int64).max)
 
 @dataclass(frozen=True)
 class SwinConfig:
-    """Image side, patch side, window side, width of the first stage, blocks and heads of each stage, classes."""
+    """Image side, patch side, window side, width of the first stage, each stage's blocks and heads, classes, batch."""
 
     image: int
     patch: int
@@ -31,6 +31,7 @@ class SwinConfig:
     depths: tuple[int, ...]
     heads: tuple[int, ...]
     classes: int
+    batch: int = 1
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class _Stage:
     dim: int
     heads: int
     window: int
+    batch: int
 
 
 SIZES = {
@@ -49,9 +51,9 @@ SIZES = {
 
 
 def build_swin(config: SwinConfig, seed: int) -> ModelProto:
-    """Build the classifier: ``input`` (1, 3, image, image), ``output`` (1, classes)."""
+    """Build the classifier: ``input`` (batch, 3, image, image), ``output`` (batch, classes)."""
     b = GraphBuilder("swin", seed)
-    x = b.input("input", (1, 3, config.image, config.image))
+    x = b.input("input", (config.batch, 3, config.image, config.image))
     side, dim = config.image // config.patch, config.dim
     with b.scope("features", "features.0"):
         with b.scope("features.0.0"):
@@ -65,7 +67,7 @@ def build_swin(config: SwinConfig, seed: int) -> ModelProto:
             with b.scope("features", f"features.{2 * index}"):
                 x = _merge_patches(b, x, dim)
             side, dim = side // 2, dim * 2
-        stage = _Stage(side, dim, heads, config.window)
+        stage = _Stage(side, dim, heads, config.window, config.batch)
         module = f"features.{2 * index + 1}"
         for block in range(depth):
             shift = config.window // 2 if block % 2 == 1 and side > config.window else 0
@@ -81,7 +83,7 @@ def build_swin(config: SwinConfig, seed: int) -> ModelProto:
         x = b.node("Flatten", x, axis=1)
     with b.scope("head"):
         x = gemm(b, x, dim, config.classes)
-    b.output(x, "output", (1, config.classes))
+    b.output(x, "output", (config.batch, config.classes))
     return b.model()
 
 
@@ -107,10 +109,10 @@ def _block(b: GraphBuilder, x: str, stage: _Stage, shift: int) -> str:
 def _attention(b: GraphBuilder, x: str, stage: _Stage, shift: int) -> str:
     side, dim, heads, window = stage.side, stage.dim, stage.heads, stage.window
     across, tokens = side // window, window * window
-    windows, width = across * across, dim // heads
+    windows, width = stage.batch * across * across, dim // heads
     if shift:
         x = _roll(b, _roll(b, x, -shift, axis=1), -shift, axis=2)
-    x = reshape(b, x, 1, across, window, across, window, dim)
+    x = reshape(b, x, stage.batch, across, window, across, window, dim)
     x = reshape(b, b.node("Transpose", x, perm=[0, 1, 3, 2, 4, 5]), windows, tokens, dim)
     with b.scope("qkv"):
         qkv = linear(b, x, dim, 3 * dim)
@@ -120,15 +122,15 @@ def _attention(b: GraphBuilder, x: str, stage: _Stage, shift: int) -> str:
     scores = b.node("MatMul", q, b.node("Transpose", k, perm=[0, 1, 3, 2]))
     scores = b.node("Add", scores, b.folded("Add", _relative_position_bias(b, window, heads)))
     if shift:
-        scores = reshape(b, scores, 1, windows, heads, tokens, tokens)
+        scores = reshape(b, scores, stage.batch, across * across, heads, tokens, tokens)
         scores = b.node("Add", scores, b.folded("Add", _shift_mask(side, window, shift)))
         scores = reshape(b, scores, -1, heads, tokens, tokens)
     y = b.node("MatMul", b.node("Softmax", scores, axis=-1), v)
     y = reshape(b, b.node("Transpose", y, perm=[0, 2, 1, 3]), windows, tokens, dim)
     with b.scope("proj"):
         y = linear(b, y, dim, dim)
-    y = reshape(b, y, 1, across, across, window, window, dim)
-    y = reshape(b, b.node("Transpose", y, perm=[0, 1, 3, 2, 4, 5]), 1, side, side, dim)
+    y = reshape(b, y, stage.batch, across, across, window, window, dim)
+    y = reshape(b, b.node("Transpose", y, perm=[0, 1, 3, 2, 4, 5]), stage.batch, side, side, dim)
     return _roll(b, _roll(b, y, shift, axis=1), shift, axis=2) if shift else y
 
 

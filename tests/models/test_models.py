@@ -127,6 +127,18 @@ def test_bytes_do_not_depend_on_the_hash_seed() -> None:
     assert len(digests) == 1
 
 
+@pytest.mark.parametrize("name", SOUFFLE_NAMES)
+def test_a_batch_is_as_its_parts_one_by_one(name: str) -> None:
+    single, batched = models.build(name), models.build(name, batch=3)
+    onnx.checker.check_model(batched, full_check=True)
+    x = models.random_inputs(batched)["input"]
+    axis = list(x.shape).index(3, 1 if "lstm" in name else 0)
+    parts = [run(single, {"input": part}) for part in np.split(x, 3, axis)]
+    for index, value in enumerate(run(batched, {"input": x})):
+        expected = np.concatenate([part[index] for part in parts], axis)
+        np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("steps", [None, 1, 7])
 def test_unrolled_lstm_equals_lstm(steps: int | None) -> None:
     stack, cells = models.build("lstm", steps=steps), models.build("lstm-unrolled", steps=steps)
@@ -154,6 +166,9 @@ def test_published_configurations() -> None:
         ({"name": "bert", "steps": 3}, "'bert' has no time steps"),
         ({"name": "lstm", "steps": 0}, "1 or more"),
         ({"name": "lstm", "seed": -1}, "must not be negative"),
+        ({"name": "bert", "batch": 0}, "a batch of 0; it needs 1 or more"),
+        ({"name": "nmt", "batch": 2}, "'nmt' has no batch"),
+        ({"name": "bert", "batch": 2, "open_dimensions": True}, "leaves the batch open"),
     ],
 )
 def test_bad_arguments(arguments: dict, message: str) -> None:
@@ -202,9 +217,9 @@ def test_random_inputs_need_static_tensors_of_numbers() -> None:
 
 def test_command_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "lstm.onnx"
-    assert main(["lstm", "--size", "tiny", "--steps", "8", "-o", str(path)]) == 0
-    assert onnx.load(str(path)) == models.build("lstm", steps=8)
-    parameters = 3 * (8 * 16 * 16 + 8 * 16 + 2 * 16)  # per layer: weights, biases, initial state
+    assert main(["lstm", "--size", "tiny", "--steps", "8", "--batch", "2", "-o", str(path)]) == 0
+    assert onnx.load(str(path)) == models.build("lstm", steps=8, batch=2)
+    parameters = 3 * (8 * 16 * 16 + 8 * 16 + 2 * 2 * 16)  # per layer: weights, biases, initial states
     assert f"9 nodes, {parameters:,} parameters" in capsys.readouterr().out
     assert main(["lstm", "-o", str(tmp_path / "missing" / "lstm.onnx")]) == 1
     assert "cannot write" in capsys.readouterr().err
