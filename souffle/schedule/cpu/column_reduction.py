@@ -13,7 +13,7 @@ from tvm.tirx import ForKind
 
 from souffle.schedule.cpu.contraction_form import combiner_of, known_combiner
 from souffle.schedule.cpu.host import Machine
-from souffle.schedule.cpu.loop_emission import pieces, serial, whole_vector
+from souffle.schedule.cpu.loop_emission import overlapping, pieces, serial, whole_vector
 from souffle.schedule.cpu.nest import (
     Axis,
     Nest,
@@ -26,6 +26,7 @@ from souffle.schedule.cpu.nest import (
     stride_along,
     uses,
 )
+from souffle.schedule.cpu.window_steps import Tile, every_second, window_steps
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, sequence
 
 __all__ = ["emit_columns", "with_room"]
@@ -37,7 +38,7 @@ _MAX_TILE_BYTES = 1008
 """TVM puts smaller buffers on the stack, where LLVM turns them into registers; larger ones it allocates by a call."""
 
 
-def emit_columns(nest: Nest, lanes: int) -> tirx.Stmt:
+def emit_columns(nest: Nest, lanes: int, *, runs_on: bool = False) -> tirx.Stmt:
     """Loops for a reduction whose last spatial loop is in vectors: tiles, the reduction loops inside.
 
     Parameters
@@ -45,6 +46,9 @@ def emit_columns(nest: Nest, lanes: int) -> tirx.Stmt:
     nest : Nest
     lanes : int
         Of a vector.
+    runs_on : bool
+        Whether a vector that is wider than what is left of a row may be written whole, where rows are written in their
+        order: they follow each other in memory, and behind the last one there is room.
     """
     *outer, column = nest.spatial
     rows = _shared_row(nest, outer, column)
@@ -59,7 +63,12 @@ def emit_columns(nest: Nest, lanes: int) -> tirx.Stmt:
     beyond = _one_vector(column.extent, lanes)
     read = _read_beyond(nest, column, beyond.width - beyond.valid) if beyond is not None else None
     if read is not None and all(length <= int(buffer.shape[-1]) for buffer, length in read):
-        blocks = [block for block in blocks if block.start < beyond.start] + [beyond]
+        blocks = [block for block in blocks if block.start < beyond.start]
+        if runs_on and (rows is None or rows is outer[-1]):
+            # What it writes of the next row, that row's own columns replace.
+            blocks = [replace(beyond, valid=beyond.width), *blocks]
+        else:
+            blocks = [*blocks, beyond]
 
     def tile(point: Nest) -> tirx.Stmt:
         statements = []
@@ -221,13 +230,14 @@ def _tile(nest: Nest, rows: Axis | None, column: Axis, start: PrimExpr, height: 
             return sequence(
                 *(
                     loop(
-                        piece.count * piece.width,
-                        lambda v, piece=piece: make(r, v + piece.start),
-                        ForKind.VECTORIZED if piece.width > 1 else ForKind.UNROLLED,
+                        piece.width,
+                        lambda v, first=first: make(r, v + first),
+                        ForKind.VECTORIZED,
                         name="v",
                         dtype=column.dtype,
                     )
-                    for piece in pieces(block.valid, width)
+                    for piece in overlapping(block.valid, width)
+                    for first in piece.starts
                 )
             )
 
@@ -256,7 +266,7 @@ def _tile(nest: Nest, rows: Axis | None, column: Axis, start: PrimExpr, height: 
         def stage(loads: list[TensorLoad], r: PrimExpr) -> list[tirx.Stmt]:
             statements = []
             for load in loads:
-                statement, picked = _every_second(replace_variables(load, at_values(r, offset)), width)
+                statement, picked = every_second(replace_variables(load, at_values(r, offset)), width)
                 statements.append(statement)
                 buffers.append((load, picked))
             return statements
@@ -283,10 +293,13 @@ def _tile(nest: Nest, rows: Axis | None, column: Axis, start: PrimExpr, height: 
     def finish(r: PrimExpr, c: PrimExpr) -> tirx.BufferStore:
         return at(nest, r, c).finish(tirx.BufferLoad(tile, [r, c]))
 
+    straight = None
+    if rows is not None and height > 1:
+        straight = window_steps(nest, Tile(rows, column, height, start, width, vectors), update)
     statements = [
         tirx.AllocBuffer(tile),
         each(lambda r, c: tirx.BufferStore(tile, combiner.identity, [r, c])),
-        serial(nest, nest.reduce, step),
+        serial(nest, nest.reduce, step) if straight is None else straight,
     ]
     if block.valid == width or not _ends_alone(nest, column):
         return sequence(*statements, stored(finish))
@@ -331,29 +344,3 @@ def _pairs(nest: Nest, column: Axis, width: int) -> list[TensorLoad]:
         if stride_along(load, column, [column]) == 2 and not any(tvm_ffi.structural_equal(load, f) for f in found):
             found.append(load)
     return found
-
-
-def _every_second(base: TensorLoad, width: int) -> tuple[tirx.Stmt, tirx.Buffer]:
-    """Elements 0, 2, ... from `base` on in a local array, from two contiguous vectors that read nothing beyond them."""
-    dtype = dtype_of(base)
-    both = tirx.decl_buffer((2 * width,), dtype, "both")
-    even = tirx.decl_buffer((width,), dtype, "even")
-    *leading, last = base.indices
-    half = width // 2
-
-    def vector(extent: int, make: Callable[[PrimExpr], tirx.Stmt]) -> tirx.Stmt:
-        return loop(extent, make, ForKind.VECTORIZED, name="v", dtype=dtype_of(last))
-
-    def read(offset: int) -> Callable[[PrimExpr], PrimExpr]:
-        return lambda v: tirx.BufferLoad(base.source, [*leading, last + v + offset])
-
-    low, high = read(0), read(width - 1)
-    statements = [
-        tirx.AllocBuffer(both),
-        tirx.AllocBuffer(even),
-        vector(width, lambda v: tirx.BufferStore(both, low(v), [v])),
-        vector(width, lambda v: tirx.BufferStore(both, high(v), [v + width])),
-        vector(half, lambda v: tirx.BufferStore(even, tirx.BufferLoad(both, [v * 2]), [v])),
-        vector(half, lambda v: tirx.BufferStore(even, tirx.BufferLoad(both, [v * 2 + width + 1]), [v + half])),
-    ]
-    return sequence(*statements), even

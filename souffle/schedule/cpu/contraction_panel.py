@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tvm import DataType, tirx
+from tvm.ir.expr import TensorLoad
 from tvm.tirx import ForKind
 
 from souffle.schedule.cpu.contraction_form import CpuContraction
-from souffle.schedule.cpu.contraction_tiling import CpuTiling, reads_in_vectors
+from souffle.schedule.cpu.contraction_tiling import CpuTiling, reads_in_vectors, stores_in_vectors
 from souffle.schedule.cpu.loop_emission import pieces
 from souffle.schedule.cpu.nest import (
     Axis,
@@ -29,8 +30,8 @@ __all__ = ["Panel"]
 
 _TRANSPOSE_BLOCK = 32
 """Elements along k that are transposed together, so that both sides stay in the first-level cache."""
-_FIRST_LEVEL = 32 << 10
-"""Bytes of constants that are in the first-level cache after their first use, so that none is asked for ahead."""
+_FIRST_LEVEL, _LINE = 32 << 10, 64
+"""Bytes of a first-level cache, and of one of its lines."""
 _MAX_STACK_BYTES = 1008
 """TVM puts smaller buffers on the stack, where LLVM turns them into registers; larger ones it allocates by a call."""
 
@@ -83,9 +84,21 @@ class Panel:
 
     def _packed_by_vectors(self) -> tirx.Stmt:
         def row(k: _Step) -> tirx.Stmt:
-            return sequence(*self._valid_columns(lambda c: self._packed_element(k, c)), *self._zeros(k))
+            asked = self._next_columns(k)
+            return sequence(*asked, *self._valid_columns(lambda c: self._packed_element(k, c)), *self._zeros(k))
 
         return _over(self.form.nest.reduce, row)
+
+    def _next_columns(self, k: _Step) -> list[tirx.Stmt]:
+        """Asks for what the next panel has at one step of the sum."""
+        value, width = self.form.vector.value, self.tiling.width
+        if not isinstance(value, TensorLoad) or _is_small(value.source):
+            return []
+        asked = []
+        for column in _lines(value.source, width):
+            values = {**self.batch, **k, **decode(self.first + width + column, self.form.columns)}
+            asked.append(prefetch(replace_variables(value, values)))
+        return asked
 
     def _packed_transposed(self) -> tirx.Stmt:
         *others, last = self.form.nest.reduce
@@ -202,7 +215,7 @@ class Panel:
         """
         form = self.form
         tiles = form.packed_factor
-        if tiles is None or product(shape_of(tiles)) * DataType(str(tiles.dtype)).itemsize <= _FIRST_LEVEL:
+        if tiles is None or _is_small(tiles):
             return None
         reduce = form.nest.reduce
         last = tirx.const(int(tiles.shape[-2 - len(reduce)]) - 1, self.index)
@@ -266,16 +279,29 @@ class Panel:
 
         def store(some: _Held, r: PrimExpr) -> tirx.Stmt:
             def element(c: PrimExpr) -> tirx.Stmt:
-                row = start + r + some.first
-                values = {**self.batch, **decode(row, form.rows), **decode(self.first + c, form.columns)}
-                done = form.nest.bind({v: as_index(e, dtype_of(v)) for v, e in values.items()})
-                return done.finish(tirx.BufferLoad(some.results, [r, c]))
+                return form.nest.bind(at(some, r, c)).finish(tirx.BufferLoad(some.results, [r, c]))
 
             return sequence(*self._valid_columns(element))
+
+        def at(some: _Held, r: PrimExpr, c: PrimExpr | int) -> dict[tirx.Var, PrimExpr]:
+            row = start + r + some.first
+            values = {**self.batch, **decode(row, form.rows), **decode(self.first + c, form.columns)}
+            return {v: as_index(e, dtype_of(v)) for v, e in values.items()}
+
+        target = form.nest.body if form.nest.epilogue is None else form.nest.epilogue
+
+        def ask(some: _Held, r: PrimExpr) -> tirx.Stmt:
+            def line(c: int) -> tirx.Stmt:
+                indices = [replace_variables(index, at(some, r, c)) for index in target.indices]
+                return prefetch(tirx.BufferLoad(target.buffer, indices), write=True)
+
+            return sequence(*map(line, _lines(target.buffer, self.valid)))
 
         buffers = [some.results for some in held] + [some.totals for some in held if form.in_parts]
         statements = [
             *map(tirx.AllocBuffer, buffers),
+            # Each row of results is elsewhere: what is asked for now is there when the sums are.
+            *([rows(ask)] if stores_in_vectors(form) and not _is_small(target.buffer) else []),
             rows(lambda some, r: clear(some.results, r)),
             _over(form.nest.reduce[:1], part) if form.in_parts else _over(form.nest.reduce, step),
             rows(store),
@@ -323,6 +349,16 @@ class _Held:
     def count(self) -> int:
         """How many rows."""
         return int(self.totals.shape[0])
+
+
+def _is_small(buffer: tirx.Buffer) -> bool:
+    """Whether all of a buffer is in the first-level cache after its first use, so that nothing is asked for ahead."""
+    return product(shape_of(buffer)) * DataType(str(buffer.dtype)).itemsize <= _FIRST_LEVEL
+
+
+def _lines(buffer: tirx.Buffer, elements: int) -> range:
+    """One of the elements of each line of so many that follow each other."""
+    return range(0, elements, max(1, _LINE // DataType(str(buffer.dtype)).itemsize))
 
 
 def _over(axes: tuple[Axis, ...], make: Callable[[dict[tirx.Var, PrimExpr]], tirx.Stmt]) -> tirx.Stmt:

@@ -31,6 +31,7 @@ __all__ = [
     "reads_in_vectors",
     "reduction_cycles",
     "row_tile",
+    "stores_in_vectors",
     "task_cycles",
     "tiling_of",
 ]
@@ -259,7 +260,7 @@ def product_cycles(form: CpuContraction, machine: Machine, *, packed: Packed) ->
         cycles += _packing_cycles(form, form.width, tiling)
     if packed != "rows":
         cycles += -(-form.height // tiling.rows) * -(-columns // tiling.vectors) * _far_steps(form)
-    cycles += form.height * (columns if _stores_in_vectors(form) else form.width * _SCATTERED)
+    cycles += form.height * (columns if stores_in_vectors(form) else form.width * _SCATTERED)
     return form.batches * cycles
 
 
@@ -311,7 +312,8 @@ def _without_loads(expression: PrimExpr) -> PrimExpr:
     return map_buffer_loads(expression, lambda load: tirx.const(0, dtype_of(load)))
 
 
-def _stores_in_vectors(form: CpuContraction) -> bool:
+def stores_in_vectors(form: CpuContraction) -> bool:
+    """Whether the results of a row follow each other in memory, at least along the last axis of the columns."""
     store = form.nest.body if form.nest.epilogue is None else form.nest.epilogue
     inner = form.columns[-1]
     position = flat_index(store.buffer, list(store.indices))

@@ -14,13 +14,14 @@ import tvm
 from tvm import tirx
 from tvm.ir import Call
 from tvm.target import codegen
+from tvm.tirx import Div
 
 from souffle.schedule.cpu.host import features_of
 from souffle.schedule.cpu.temporaries import Bind, bind_calls
-from souffle.tvm_calls import structural_map
+from souffle.tvm_calls import structural_map, structural_walk
 from souffle.tvm_compat import PrimExpr, dtype_of
 
-__all__ = ["expand_elementary", "is_expensive_call", "rounded_to_bfloat16", "scales"]
+__all__ = ["expand_elementary", "is_expensive", "is_expensive_call", "rounded_to_bfloat16", "scales"]
 
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH = 0.693359375  # few bits, so that its product with a small integer is exact
@@ -109,6 +110,19 @@ _Scaling = Callable[[PrimExpr, PrimExpr, Bind], PrimExpr]
 def is_expensive_call(call: Call) -> bool:
     """Whether a call costs many times an addition, so that it should not be repeated."""
     return getattr(call.op, "name", "") in _EXPENSIVE
+
+
+def is_expensive(expression: PrimExpr) -> bool:
+    """Whether an expression has such a call, or a division of floating-point numbers."""
+    found: list[bool] = []
+    structural_walk(
+        expression,
+        [
+            (Call, lambda call: found.append(is_expensive_call(call))),
+            (Div, lambda division: found.append(dtype_of(division).startswith(("float", "bfloat")))),
+        ],
+    )
+    return any(found)
 
 
 def _f32(value: float) -> PrimExpr:

@@ -11,11 +11,10 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 from tvm.ir.expr import TensorLoad
-from tvm.tirx import Div
 
 from souffle.index.inverse import inverse_map
 from souffle.schedule.cpu.contraction_form import combiner_of, contraction_of
-from souffle.schedule.cpu.elementary import is_expensive_call
+from souffle.schedule.cpu.elementary import is_expensive
 from souffle.schedule.cpu.nest import Nest, map_buffer_loads, product, replace_variables, uses
 from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, is_branch
@@ -138,18 +137,6 @@ def _substitute(producer: Nest, reader: Nest) -> Nest:
     return replace(reader, body=map_buffer_loads(reader.body, inlined))
 
 
-def _expensive(expression: Any) -> bool:
-    found: list[bool] = []
-    structural_walk(
-        expression,
-        [
-            (Call, lambda call: found.append(is_expensive_call(call))),
-            (Div, lambda division: found.append(dtype_of(division).startswith(("float", "bfloat")))),
-        ],
-    )
-    return any(found)
-
-
 def _conditional(expression: Any) -> bool:
     found: list[bool] = []
     structural_walk(expression, (Call, lambda call: found.append(is_branch(call))))
@@ -171,7 +158,7 @@ def _worthwhile(producer: Nest, reader: Nest, readers: int) -> bool:
     loads = _distinct_loads(reader.body, producer.body.buffer)
     nodes = node_count(value)
     plain = isinstance(value, TensorLoad)
-    expensive = _expensive(value)
+    expensive = is_expensive(value)
     form = contraction_of(reader)
     if form is not None:
         vector_side = any(load.source.same_as(producer.body.buffer) for load in buffer_loads(form.vector.value))

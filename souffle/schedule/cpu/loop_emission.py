@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
@@ -17,18 +18,36 @@ from souffle.schedule.cpu.nest import Axis, Nest, decode, flat_index, loop, map_
 from souffle.tvm_calls import structural_map, structural_walk
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, sequence
 
-__all__ = ["VectorRun", "collapse", "emit_injective", "pieces", "segments", "serial", "whole_vector"]
+__all__ = ["VectorRun", "collapse", "emit_injective", "overlapping", "pieces", "segments", "serial", "whole_vector"]
 
 _MAX_SEGMENTS = 6
 
 
 @dataclass(frozen=True)
 class VectorRun:
-    """`count` vectors of `width` elements from `start`; width 1 is a scalar loop."""
+    """`count` vectors of `width` elements from `start`; width 1 is a scalar loop.
+
+    They end `over` elements sooner than they would one behind the other, by as much of the last one as lies in the one
+    before it.
+    """
 
     start: int
     count: int
     width: int
+    over: int = 0
+
+    @property
+    def starts(self) -> list[int]:
+        """The first element of each vector."""
+        last = (self.count - 1) * self.width - self.over
+        return [self.start + min(number * self.width, last) for number in range(self.count)]
+
+    def first(self, number: PrimExpr) -> PrimExpr:
+        """The first element of a vector."""
+        if not self.over:
+            return number * self.width + self.start
+        # As a number of its own it stays whole in TVM's arithmetic, which takes constants out of quotients.
+        return tirx.min(number * self.width, (self.count - 1) * self.width - self.over) + self.start
 
 
 def pieces(extent: int, width: int) -> list[VectorRun]:
@@ -44,6 +63,18 @@ def pieces(extent: int, width: int) -> list[VectorRun]:
     if start < extent:
         found.append(VectorRun(start, extent - start, 1))
     return found
+
+
+def overlapping(extent: int, width: int) -> list[VectorRun]:
+    """Cover ``[0, extent)`` with vectors of one width; the last one may begin before the others end.
+
+    For what may be written twice: no scalars are left, each of which would take as long as a vector.
+    """
+    while width > max(extent, 1):
+        width //= 2
+    if width < 4:
+        return pieces(extent, width)
+    return [VectorRun(0, -(-extent // width), width, -extent % width)]
 
 
 def whole_vector(count: int) -> int:
@@ -93,7 +124,17 @@ def _merged(nest: Nest, axes: Sequence[Axis], kind: str) -> Nest | None:
         rest = map_buffer_loads(statement.value, lambda load: tirx.const(0, dtype_of(load)))
         if uses(rest, [joint]):
             return None
-    return None if any(divided) else replace(bound, spatial=spatial, reduce=reduction)
+    if any(divided):
+        return None
+
+    def along(buffer: Any, indices: list[PrimExpr]) -> tuple[Any, list[PrimExpr]] | None:
+        if not uses(indices, [joint]):
+            return None
+        # Counted in the last dimension from the first element: quotients would be left where vectors begin anywhere.
+        position = simplify(flat_index(buffer, indices), everything)
+        return buffer, [*(tirx.const(0, dtype_of(position)) for _ in indices[1:]), position]
+
+    return replace(bound.on_buffers(along), spatial=spatial, reduce=reduction)
 
 
 def segments(expression: PrimExpr | tirx.Stmt, axis: Axis) -> list[tuple[int, int]]:
@@ -167,7 +208,8 @@ def _row(nest: Nest, inner: Axis, lanes: int) -> tirx.Stmt:
         part = nest.restrict(inner, start, extent)
         axis = part.spatial[-1]
         body = _decided(part.body, axis)
-        for piece in pieces(extent, lanes):
+        again = not any(load.source.same_as(body.buffer) for load in buffer_loads(body.value))
+        for piece in (overlapping if again else pieces)(extent, lanes):
             statements.append(_vectors(body, axis, piece))
     return sequence(*statements)
 
@@ -187,7 +229,7 @@ def _vectors(body: tirx.BufferStore, axis: Axis, piece: VectorRun) -> tirx.Stmt:
         piece.count,
         lambda o: loop(
             piece.width,
-            lambda v: at(o * piece.width + v + piece.start),
+            lambda v: at(piece.first(o) + v),
             ForKind.VECTORIZED,
             name="v",
             dtype=axis.dtype,

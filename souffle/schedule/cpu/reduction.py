@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from tvm import tirx
 from tvm.tirx import ForKind
 
 from souffle.schedule.cpu.column_reduction import emit_columns
 from souffle.schedule.cpu.contraction_form import combiner_of, known_combiner, split_groups, without_units
+from souffle.schedule.cpu.elementary import is_expensive
 from souffle.schedule.cpu.host import Machine
-from souffle.schedule.cpu.loop_emission import collapse, serial
-from souffle.schedule.cpu.nest import Nest, loop, replace_variables, stride_along, uses
+from souffle.schedule.cpu.loop_emission import collapse, emit_injective, serial
+from souffle.schedule.cpu.nest import Axis, Nest, loop, product, replace_variables, stride_along, uses
 from souffle.tvm_compat import PrimExpr, buffer_loads, sequence
 
 __all__ = ["emit_reduction", "reduces_along_memory"]
 
 _ACCUMULATORS = 4
 """Independent vector sums: additions take four cycles, and one starts every cycle or half of it."""
+_MOST_SUMS = 16384
+"""That stay in a second-level cache between the sum and what is computed of it."""
+_LEAST_PART = 16
+"""Smaller ones than that part of it are not worth the second loop."""
 
 
 def emit_reduction(nest: Nest, machine: Machine) -> tirx.Stmt:
@@ -29,8 +37,56 @@ def emit_reduction(nest: Nest, machine: Machine) -> tirx.Stmt:
     if reduces_along_memory(nest):
         return serial(nest, nest.spatial, lambda point: _along_memory(point, lanes))
     if nest.spatial and nest.spatial[-1].extent >= 4:
-        return emit_columns(nest, lanes)
+        return _then_functions(nest, machine) or emit_columns(nest, lanes)
     return serial(nest, nest.spatial, _scalar)
+
+
+def _then_functions(nest: Nest, machine: Machine) -> tirx.Stmt | None:
+    """Sums first, many of them, and then what is computed of them, where that is expensive; None where it is not.
+
+    In one loop, the constants of both would need more registers than there are. And functions of what lies in a row
+    are computed in whole vectors, however long the rows of the sums are.
+    """
+    if nest.epilogue is None or not is_expensive(nest.epilogue.value):
+        return None
+    cut = _cut(nest)
+    if cut is None:
+        return None
+    nest, outer, inner = cut
+    own, dtype = nest.body.buffer, str(nest.body.buffer.dtype)
+    first, *others = (axis.extent for axis in inner)
+    lanes = machine.lanes(dtype)
+    beyond = lanes if not others else -(-lanes // product(others))
+    sums = tirx.decl_buffer((first + beyond, *others), dtype, "sums")
+    places = [axis.var for axis in inner]
+
+    def moved(buffer: Any, indices: list[PrimExpr]) -> tuple[Any, list[PrimExpr]] | None:
+        return (sums, places) if buffer.same_as(own) else None
+
+    def part(point: Nest) -> tirx.Stmt:
+        summing, whole = replace(point, epilogue=None).on_buffers(moved), point.on_buffers(moved)
+        functions = Nest(f"{nest.name}_of_sums", inner, (), None, whole.epilogue)
+        return sequence(emit_columns(summing, lanes, runs_on=True), emit_injective(functions, machine))
+
+    return sequence(tirx.AllocBuffer(sums), serial(nest, outer, part))
+
+
+def _cut(nest: Nest) -> tuple[Nest, tuple[Axis, ...], tuple[Axis, ...]] | None:
+    """The nest with its loops in two parts, of which the inner one is as large as fits in the caches."""
+    spatial = nest.spatial
+    depth = next(n for n in range(len(spatial) + 1) if product(axis.extent for axis in spatial[n:]) <= _MOST_SUMS)
+    outer, inner = spatial[:depth], spatial[depth:]
+    if not outer:
+        return nest, outer, inner
+    *leading, axis = outer
+    room = _MOST_SUMS // product(each.extent for each in inner)
+    extent = max(divisor for divisor in range(1, room + 1) if axis.extent % divisor == 0)
+    if extent * product(each.extent for each in inner) * _LEAST_PART < _MOST_SUMS:
+        return None  # the loop has no part of such a size
+    block = Axis(tirx.Var(f"{axis.var.name}_block", axis.dtype), axis.extent // extent)
+    within = Axis(tirx.Var(f"{axis.var.name}_within", axis.dtype), extent)
+    bound = nest.bind({axis.var: block.var * extent + within.var})
+    return replace(bound, spatial=(*leading, block, within, *inner)), (*leading, block), (within, *inner)
 
 
 def reduces_along_memory(nest: Nest) -> bool:

@@ -42,6 +42,8 @@ __all__ = ["Layout", "ScheduledFunction", "schedule_cpu", "schedule_with_constan
 _TASKS_PER_CORE = 4
 _RUN_VECTORS = 16
 """Of nests that share all loops, one after another: a few thousand bytes, which stay in the first-level cache."""
+_MOST_TOGETHER, _TOGETHER_BYTES = 8, 8192
+"""Positions of a shared loop in one task, and the bytes that they may have: a part of a first-level cache."""
 
 
 Layout = PackedLayout | WinogradLayout
@@ -298,13 +300,40 @@ def _emit_group(group: Sequence[Nest], depth: int, outside: Sequence[Any], machi
         return _emit_in_runs(group, outside, machine)
     extent = product(axis.extent for axis in group[0].spatial[:depth])
     own = TaskBuffers.of(group, depth, outside)
+    together = _together(group, depth, own, machine)
+    if together > 1:
+        own = TaskBuffers.of(group, depth, outside, last=together)
+
+    def part(nest: Nest, number: tirx.Var) -> Nest:
+        *outer, last = nest.spatial[:depth]
+        if together == 1:
+            return own.inside(nest.bind(decode(number, [*outer, last])))
+        joint = Axis(tirx.Var("part", last.dtype), last.extent // together)
+        values = decode(number, [*outer, joint])
+        some = nest.restrict(last, values.pop(joint.var) * together, together).bind(values)
+        return own.inside(some, some.spatial[0].var)
 
     def task(number: tirx.Var) -> tirx.Stmt:
-        bound = (nest.bind(decode(number, nest.spatial[:depth])) for nest in group)
-        return sequence(*(_emit(own.inside(nest), machine) for nest in bound))
+        return sequence(*(_emit(part(nest, number), machine) for nest in group))
 
     kind = kind_of_loop(nest_cycles(group, machine))
-    return loop(extent, task, kind, name="task", dtype=_index_type(group))
+    return loop(extent // together, task, kind, name="task", dtype=_index_type(group))
+
+
+def _together(group: Sequence[Nest], depth: int, own: TaskBuffers, machine: Machine) -> int:
+    """How many positions of the last shared loop a task has, each nest for all of them before the next one.
+
+    What a vector reads that several have just written, it waits for until they have reached the cache.
+    """
+    if not own.table:
+        return 1
+    extents = [axis.extent for axis in group[0].spatial[:depth]]
+    tasks = product(extents)
+    # Of what a position reads and writes, roughly.
+    walked = max(nest.points // tasks for nest in group)
+    nbytes = max(own.nbytes, walked * 4)
+    most = min(_MOST_TOGETHER, _TOGETHER_BYTES // max(1, nbytes), tasks // (_TASKS_PER_CORE * machine.cores))
+    return max((n for n in range(1, most + 1) if extents[-1] % n == 0), default=1)
 
 
 def _emit_in_runs(group: Sequence[Nest], outside: Sequence[Any], machine: Machine) -> tirx.Stmt:

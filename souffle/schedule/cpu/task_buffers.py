@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import tirx
+from tvm import DataType, tirx
 
-from souffle.schedule.cpu.nest import Nest, distinct, shape_of
+from souffle.schedule.cpu.nest import Nest, distinct, product, shape_of
 from souffle.tvm_compat import PrimExpr, dtype_of
 
 __all__ = ["TaskBuffers"]
@@ -59,6 +59,11 @@ class TaskBuffers:
                 if not any(buffer.same_as(other) for other in kept)
             ),
         )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers of a task."""
+        return sum(product(shape_of(new)) * DataType(str(new.dtype)).itemsize for _, new in self.table)
 
     def inside(self, nest: Nest, position: PrimExpr | None = None) -> Nest:
         """A nest of a task on the task's buffers.
