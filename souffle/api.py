@@ -25,6 +25,7 @@ from souffle.runtime import Network, VersionedNetwork
 from souffle.runtime.detect import gpu_arch
 from souffle.runtime.host_network import HostNetwork
 from souffle.runtime.network import check_device
+from souffle.schedule.cpu import host_target
 from souffle.versions import VersionsRequest, check_open, in_versions, program_of
 
 __all__ = ["compile"]
@@ -47,7 +48,7 @@ def compile(
     graph: bool = False,
     watchdog_ms: float | None = None,
     threads: int | None = None,
-    processor: str | None = None,
+    processor: str | Sequence[str] | None = None,
     batch: int | None = None,
     dims: Dims | None = None,
     constants: Mapping[str, Any] | None = None,
@@ -133,10 +134,11 @@ def compile(
         it is saved to; :func:`souffle.load` may give another number. Without, as many as there are cores that the
         process may use, by its affinity and a container's quota; more than these never compute. Calls at the same time
         divide them. Results do not depend on how many threads compute a call.
-    processor : str, optional
+    processor : str or sequence of str, optional
         Which processor a network for the CPU is compiled for, by LLVM's name: this machine's without. A file that is to
         run on others is compiled for the oldest of them, such as ``"x86-64-v3"`` (AVX2) or ``"x86-64-v4"`` (AVX-512);
-        where instructions are missing, the first call raises a :class:`souffle.errors.ArtifactError`.
+        where instructions are missing, the first call raises a :class:`souffle.errors.ArtifactError`. Of several, the
+        file has code and packed weights for each, and :func:`souffle.load` takes what suits the machine.
     batch : int, optional
         The value of a symbolic first dimension of an ONNX model.
     dims : mapping of str to int or list of int, optional
@@ -207,6 +209,7 @@ def compile(
     """
     if target not in ("auto", "cuda", "cpu"):
         raise OptionError(f"target={target!r} is not valid; choose one of auto, cuda, cpu")
+    processors = _processors(processor)
     options = checked_options(
         arch,
         cache_dir,
@@ -223,7 +226,7 @@ def compile(
         graph=graph,
         watchdog_ms=watchdog_ms,
         threads=threads,
-        processor=processor,
+        processor=processors[0],
         verify=verify,
         tuning_log=tuning_log,
         cubin=cubin,
@@ -248,20 +251,37 @@ def compile(
         )
     check_open(model, given)
     present = gpu_arch() if target == "auto" or (target == "cuda" and arch is None) else None
-    dumped = None if dump is None or versions else Dump(dump)
+    # Where it cannot be written is said before anything is imported.
+    dumped = None if dump is None or versions or len(processors) > 1 else Dump(dump)
     progress("importing")
     on_host = target == "cpu" or (target == "auto" and present is None)
     if not on_host:
         options = replace(options, arch=arch or present or options.arch)
+    if len(processors) > 1 and (background or not on_host):
+        raise OptionError(
+            f"processor={processor!r} is for networks of the CPU that are compiled here; give target=\"cpu\" and "
+            "background=False"
+        )
+    for name in processors if on_host else ():
+        host_target(threads, name)  # a name that is wrong is said before anything is compiled
 
-    def plan_of(loaded: LoadedModel, into: Dump | None) -> Plan:
-        def made() -> Plan:
-            request = CompileRequest(import_loaded(loaded), options, on_host, into)
-            return request.plan(progress=progress, hook=hook)
+    def plan_of(source: LoadedModel | TEProgram, into: Dump | None, *folder: str) -> Plan:
+        """For each processor; what is dumped is in a folder for each where these are several."""
 
-        # Who looks into a compilation, or changes it, has one.
-        seen = not on_host or hook is not keep or dump is not None
-        return made() if seen else plan_on_host(loaded, options, made, progress)
+        def plan_for(name: str | None) -> Plan:
+            chosen = replace(options, processor=name)
+            where = Dump(Path(dump, *folder, str(name))) if dump is not None and len(processors) > 1 else into
+
+            def made() -> Plan:
+                program = source if isinstance(source, TEProgram) else import_loaded(source)
+                return CompileRequest(program, chosen, on_host, where).plan(progress=progress, hook=hook)
+
+            # Who looks into a compilation, or changes it, has one.
+            seen = isinstance(source, TEProgram) or not on_host or hook is not keep or dump is not None
+            return made() if seen else plan_on_host(source, chosen, made, progress)
+
+        first, *others = map(plan_for, processors)
+        return replace(first, others=tuple(others)) if others else first
 
     if versions:
         opened = open_model(model, given)
@@ -270,13 +290,31 @@ def compile(
         wanted = VersionsRequest(opened, given, pad, pad_values or {}, on_demand, device, compares)
 
         def in_folder(loaded: LoadedModel, said: str) -> Plan:
-            into = None if dump is None else Dump(Path(dump) / re.sub(r"[^\w=,+-]+", "_", said.replace(", ", ",")))
-            return plan_of(loaded, into)
+            name = re.sub(r"[^\w=,+-]+", "_", said.replace(", ", ","))
+            into = None if dump is None or len(processors) > 1 else Dump(Path(dump) / name)
+            return plan_of(loaded, into, name)
 
         return in_versions(wanted, in_folder, progress)
-    if background or isinstance(model, TEProgram):
+    if background:
         request = CompileRequest(program_of(model, given), options, on_host, dumped)
-        if background:
-            return compile_in_background(request, device=device, on_host=background == "cpu", progress=progress)
-        return network_of(request.plan(progress=progress, hook=hook), device=device)
-    return network_of(plan_of(load_model(model, given), dumped), device=device)
+        return compile_in_background(request, device=device, on_host=background == "cpu", progress=progress)
+    source = model if isinstance(model, TEProgram) else load_model(model, given)
+    return network_of(plan_of(source, dumped), device=device)
+
+
+def _processors(given: str | Sequence[str] | None) -> tuple[str | None, ...]:
+    """The processors that a caller named, each once; None for this machine's.
+
+    Raises
+    ------
+    OptionError
+        If it is no name and no list of names.
+    """
+    if given is None or isinstance(given, str):
+        return (given,)
+    names = tuple(dict.fromkeys(given))
+    if not names or not all(isinstance(name, str) for name in names):
+        raise OptionError(
+            f'processor={given!r} is not valid; give a name, or a list of names such as ["x86-64-v3", "x86-64-v4"]'
+        )
+    return names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from souffle.codegen.plan import Plan
@@ -20,6 +21,11 @@ def network_of(plan: Plan, *, device: str = "auto", threads: int | None = None, 
     if plan.options.arch.startswith("llvm"):
         return importlib.import_module("souffle.runtime.host_network").HostNetwork(plan, threads=threads)
     return Network(plan, device=device, **options)
+
+
+def _suited(archs: Sequence[str]) -> int:
+    """Which of several processors' code suits this machine; asked only of a file that has several."""
+    return importlib.import_module("souffle.schedule.cpu").best_processor([a.removeprefix("llvm ") for a in archs])
 
 
 def load(path: str | os.PathLike, *, device: str = "auto", threads: int | None = None, **options: Any):
@@ -39,7 +45,7 @@ def load(path: str | os.PathLike, *, device: str = "auto", threads: int | None =
     -------
     Network, HostNetwork or VersionedNetwork
         As from :func:`souffle.compile`, for any number of threads. A network of several versions has those that it had
-        when it was saved.
+        when it was saved. Of one for several processors, the code for this machine's is read, and no other.
 
     Raises
     ------
@@ -49,7 +55,7 @@ def load(path: str | os.PathLike, *, device: str = "auto", threads: int | None =
         If `threads` is not valid.
     """
     threads = None if threads is None else checked_threads(threads)
-    found = artifact.read(path)
+    found = artifact.read(path, _suited)
     if not isinstance(found, PlanVersions):
         return network_of(found, device=device, threads=threads, **options)
     networks = {

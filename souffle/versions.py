@@ -174,7 +174,8 @@ def in_versions(
     def compiled(extents: Mapping[str, int], said: str) -> Plan:
         with _ONE_AT_A_TIME:
             plan = plan_of(model.fixed(None, extents), said)
-            return replace(plan, constants=unique.of(plan.constants))
+            others = tuple(replace(other, constants=unique.of(other.constants)) for other in plan.others)
+            return replace(plan, constants=unique.of(plan.constants), others=others)
 
     plans, choices = {}, choices_of(model, request.options)
     for number, choice in enumerate(choices):

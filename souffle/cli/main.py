@@ -181,7 +181,9 @@ def _add_compiling(commands: Any, common: _Parents, kernels: _Parents) -> None:
 
     add_threads(one)
     one.add_argument(
-        "--processor", metavar="NAME", help="of a network for the CPU, such as x86-64-v3 (default: the one here)"
+        "--processor",
+        metavar="NAME,...",
+        help="of a network for the CPU, such as x86-64-v3 (default: this one); for several, the file has code for each",
     )
     add_padding(one)
 
@@ -281,11 +283,16 @@ def _network(arguments: argparse.Namespace, progress: Progress, dump: str | None
         **padding_of(arguments),
         tuning_log=None if arguments.tuning_log == "none" else arguments.tuning_log,
         threads=arguments.threads,
-        processor=arguments.processor,
+        processor=_names(arguments.processor),
         cubin=not arguments.no_cubin,
         progress=progress,
         dump=dump,
     )
+
+
+def _names(given: str | None) -> str | list[str] | None:
+    """A name, or several with commas between them."""
+    return given.split(",") if given is not None and "," in given else given
 
 
 def _compile(arguments: argparse.Namespace, progress: Progress) -> int:

@@ -335,6 +335,8 @@ class Plan:
     dataflow : Dataflow or None
         What the program says of the stages, for those who check the kernels; None for LLVM code, and in files of before
         it was kept.
+    others : tuple of Plan
+        The same network for other processors, of which the runtime takes the one that suits. These have none.
     """
 
     name: str
@@ -351,6 +353,7 @@ class Plan:
     compiler: str = ""
     certificate: Certificate | None = None
     dataflow: Dataflow | None = None
+    others: tuple[Plan, ...] = ()
 
     @property
     def counts(self) -> Counts:

@@ -22,11 +22,22 @@ from souffle.aligned import aligned_array
 from souffle.codegen.plan import Buffer
 from souffle.errors import ArtifactError
 
-__all__ = ["BROKEN", "FORMAT", "KIND", "MANIFEST", "ArchiveReader", "ArchiveWriter", "bad_file", "opened_archive"]
+__all__ = [
+    "BROKEN",
+    "COUNTED",
+    "FORMAT",
+    "KIND",
+    "MANIFEST",
+    "ArchiveReader",
+    "ArchiveWriter",
+    "bad_file",
+    "opened_archive",
+]
 
-FORMAT = 3
+COUNTED, FORMAT = 3, 4
 """The latest format of files that is read. Files of one network have format 1, and those of several versions 2. Where
-data decides how long an output is they have format 3: who knows nothing of it would give all that there is room for."""
+data decides how long an output is they have format 3: who knows nothing of it would give all that there is room for.
+Files for several processors have format 4: who knows nothing of them would find members that nobody names."""
 KIND = "souffle-network"
 MANIFEST = "manifest.json"
 

@@ -3,14 +3,15 @@
 Members: ``manifest.json`` (format, versions, architecture, the sha256 and size of every other member), ``plan.json``,
 ``text/N.cu`` and ``cubin/N.cubin`` for each module, ``constants/N.npy`` for each stored constant, and ``tensorir.z``:
 what the texts were emitted from, which only ``souffle verify`` unpacks. Equal constants are stored once. In a file of
-versions, those members of a plan but for the constants are in a folder ``versions/N`` of their own.
+versions, those members of a plan but for the constants are in a folder ``versions/N`` of their own; of a plan for
+several processors, those of the others in folders ``processors/N`` beside them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from souffle.dimensions import extents_text
 from souffle.errors import ArtifactError, OptionError
 from souffle.runtime.archive import (
     BROKEN,
+    COUNTED,
     FORMAT,
     KIND,
     MANIFEST,
@@ -45,6 +47,8 @@ from souffle.wording import counted
 
 __all__ = ["FORMAT", "ArtifactInfo", "describe", "load", "read", "save"]
 
+_Choose = Callable[[Sequence[str]], int]
+
 _PLAN, _TENSOR_IR = "plan.json", "tensorir.z"
 _ALWAYS_STORED = 64 << 10
 """Bytes; constants up to this size are stored in any case, since small ones (epsilons, masks) decide the outcome."""
@@ -60,6 +64,7 @@ class ArtifactInfo:
     souffle : str
         Version that wrote it.
     name, level, precision, partition, arch : str
+        The last one with the names of all processors, of code for several.
     constants : str
         ``"stored"``, or ``"synthetic"``: the outputs are then meaningless and only the time counts.
     versions : tuple of str
@@ -126,7 +131,10 @@ def save(plan: Plan | PlanVersions, path: str | Path, *, constants: str = "store
 
 def _format(plans: Iterable[Plan], least: int) -> int:
     """The format of a file (:data:`souffle.runtime.archive.FORMAT`)."""
-    return FORMAT if any(plan.counts for plan in plans) else least
+    plans = list(plans)
+    if any(plan.others for plan in plans):
+        return FORMAT
+    return COUNTED if any(plan.counts for plan in plans) else least
 
 
 def _manifest(plan: Plan, form: int, synthetic: bool) -> dict[str, Any]:
@@ -173,7 +181,12 @@ def _written(archive: ArchiveWriter, plan: Plan, folder: str, constants: str) ->
         archive.add(folder + _TENSOR_IR, plan.tensor_ir)
     text = json.dumps(plan_to_json(plan), separators=(",", ":"), sort_keys=True)
     archive.add(folder + _PLAN, text.encode(), deflated=True)
-    return {"stored": stored, "recipes": recipes}
+    others = [
+        {"arch": other.options.arch, **_written(archive, other, f"{folder}processors/{number}/", constants)}
+        for number, other in enumerate(plan.others)
+    ]
+    found = {"stored": stored, "recipes": recipes}
+    return found | {"arch": plan.options.arch, "processors": others} if others else found
 
 
 # loading
@@ -198,7 +211,30 @@ def _check_synthetic_size(path: Path, sizes: int) -> None:
         raise bad_file(path, f"its left-out constants would take {sizes} bytes, more than any network for one GPU")
 
 
-def _read(reader: ArchiveReader, folder: str, stored: Mapping[str, Any], recipes: Mapping[str, Any]) -> Plan:
+def _read(reader: ArchiveReader, folder: str, entry: Mapping[str, Any], choose: _Choose | None) -> Plan:
+    """The plan of an entry with those for other processors, or the one of them that is chosen."""
+    entries = [(folder, entry), *((f"{folder}processors/{n}/", one) for n, one in enumerate(_others(reader, entry)))]
+    if choose is not None and len(entries) > 1:
+        entries = [entries[choose([str(one["arch"]) for _, one in entries])]]
+    first, *others = (_read_one(reader, where, one["stored"], one["recipes"]) for where, one in entries)
+    return replace(first, others=tuple(others)) if others else first
+
+
+def _others(reader: ArchiveReader, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What an entry says of its plans for other processors."""
+    others = entry.get("processors", [])
+    proper = isinstance(others, list) and all(
+        isinstance(one, dict)
+        and isinstance(one.get("arch"), str)
+        and all(isinstance(one.get(key), dict) for key in ("stored", "recipes"))
+        for one in others
+    )
+    if not proper or (others and not isinstance(entry.get("arch"), str)):
+        raise bad_file(reader.path, f"{MANIFEST} has no proper description of its processors")
+    return others
+
+
+def _read_one(reader: ArchiveReader, folder: str, stored: Mapping[str, Any], recipes: Mapping[str, Any]) -> Plan:
     path = reader.path
     try:
         content = json.loads(reader.data(folder + _PLAN))
@@ -246,12 +282,12 @@ def _entries(reader: ArchiveReader) -> list[dict[str, Any]]:
     return entries
 
 
-def _read_versions(reader: ArchiveReader, entries: list[dict[str, Any]]) -> PlanVersions:
+def _read_versions(reader: ArchiveReader, entries: list[dict[str, Any]], choose: _Choose | None) -> PlanVersions:
     plans, unique = {}, UniqueArrays()
     try:
         dimensions, padding = versions_from_json(reader.manifest["versions"])
         for number, entry in enumerate(entries):
-            plan = _read(reader, f"versions/{number}/", entry["stored"], entry["recipes"])
+            plan = _read(reader, f"versions/{number}/", entry, choose)
             extents = tuple(entry["extents"])
             if extents in plans or len(extents) != len(dimensions.names):
                 raise ValueError(f"it has no version of its own for {extents}")
@@ -265,8 +301,14 @@ def _read_versions(reader: ArchiveReader, entries: list[dict[str, Any]]) -> Plan
     return PlanVersions(dimensions, padding, plans)
 
 
-def read(path: str | Path) -> Plan | PlanVersions:
+def read(path: str | Path, choose: _Choose | None = None) -> Plan | PlanVersions:
     """Read what a file holds. Nothing in the file is executed.
+
+    Parameters
+    ----------
+    path
+    choose : callable, optional
+        Given the architectures of plans for several processors, which of them is read; all without.
 
     Raises
     ------
@@ -279,8 +321,8 @@ def read(path: str | Path) -> Plan | PlanVersions:
             reader = ArchiveReader(path, archive)
             entries = _entries(reader)
             if entries:
-                return _read_versions(reader, entries)
-            return _read(reader, "", reader.manifest["stored"], reader.manifest["recipes"])
+                return _read_versions(reader, entries, choose)
+            return _read(reader, "", reader.manifest, choose)
         except BROKEN as error:
             raise bad_file(path, f"the archive is damaged ({error})") from error
 
@@ -315,7 +357,9 @@ def describe(path: str | Path) -> ArtifactInfo:
             entries = _entries(reader)
             names = versions_from_json(reader.manifest["versions"])[0].names if entries else ()
             versions = tuple(extents_text(names, entry["extents"]) for entry in entries)
+            others = _others(reader, entries[0] if entries else reader.manifest)
         except BROKEN as error:
             raise bad_file(path, f"the archive is damaged ({error})") from error
     said = {field.name: reader.manifest[field.name] for field in fields(ArtifactInfo) if field.name != "versions"}
+    said["arch"] = ", ".join([said["arch"], *(one["arch"].removeprefix("llvm ") for one in others)])
     return ArtifactInfo(**said, versions=versions)

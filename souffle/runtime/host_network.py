@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from souffle.runtime.network import KernelInfo, signature_of
 from souffle.runtime.shared_constants import SharedConstants
 from souffle.runtime.signature import Destination, Signature, TensorSpec
 from souffle.runtime.stage_table import StageTable, stages_of_plan
-from souffle.schedule.cpu import missing_instructions
+from souffle.schedule.cpu import best_processor, missing_instructions
 
 __all__ = ["HostNetwork"]
 
@@ -139,6 +140,15 @@ def _check_processor(plan: Plan) -> None:
         )
 
 
+def _suited(plan: Plan) -> Plan:
+    """The plan for the processor that suits, of all those that there are, with the others."""
+    if not plan.others:
+        return plan
+    plans = [replace(plan, others=()), *plan.others]
+    chosen = best_processor([each.options.arch.removeprefix("llvm ") for each in plans])
+    return replace(plans[chosen], others=tuple(each for number, each in enumerate(plans) if number != chosen))
+
+
 class _Loaded:
     """The machine code and the constants, and the workspaces that wait for a call."""
 
@@ -212,7 +222,8 @@ class HostNetwork:
     Parameters
     ----------
     plan : Plan
-        From :func:`souffle.codegen.llvm.assemble_host`.
+        From :func:`souffle.codegen.llvm.assemble_host`. Where it has others, for other processors, the one that suits
+        this machine runs, and all are saved.
     shared : SharedConstants, optional
         Where the constants of other networks are, too.
     threads : int, optional
@@ -220,7 +231,7 @@ class HostNetwork:
     """
 
     def __init__(self, plan: Plan, *, shared: SharedConstants | None = None, threads: int | None = None) -> None:
-        self._plan = plan
+        self._plan = plan = _suited(plan)
         self._threads = plan.options.threads if threads is None else checked_threads(threads)
         self._shared = shared or SharedConstants()
         self._signature = signature_of(plan)

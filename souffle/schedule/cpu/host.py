@@ -6,6 +6,7 @@ import difflib
 import os
 import platform
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,6 +19,7 @@ from souffle.tvm_compat import limit_parallel_loops
 
 __all__ = [
     "Machine",
+    "best_processor",
     "features_of",
     "host_target",
     "limit_cores",
@@ -108,6 +110,24 @@ def missing_instructions(processor: str) -> tuple[str, ...]:
         for name in (processor, codegen.llvm_get_system_cpu())
     )
     return tuple(sorted(name for name in wanted - present if name.startswith(_INSTRUCTIONS) and name != "sse4a"))
+
+
+def best_processor(processors: Sequence[str]) -> int:
+    """For which of some processors code suits this machine best: the first one if it can run none.
+
+    That is this machine's own, or else the one of which it has the most instructions, and all.
+    """
+    own = codegen.llvm_get_system_cpu()
+
+    def worth(number: int) -> tuple[bool, bool, int]:
+        name = processors[number]
+        if name not in _processors():
+            return False, False, -number
+        wanted = features_of(tvm.target.Target({"kind": "llvm", "mcpu": name}))
+        return not missing_instructions(name), name == own, sum(each.startswith(_INSTRUCTIONS) for each in wanted)
+
+    usable = [number for number in range(len(processors)) if worth(number)[0]]
+    return max(usable, key=worth, default=0)
 
 
 def machine_of(target: tvm.target.Target) -> Machine:
