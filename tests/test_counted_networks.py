@@ -25,7 +25,8 @@ from souffle.counted_axes import cut
 from souffle.debug.bisect import bisect
 from souffle.errors import ArtifactError, DeviceError, InputError, OptionError
 from souffle.runtime import DeviceArray, Network, dlpack
-from souffle.runtime.artifact import FORMAT, describe
+from souffle.runtime.archive import COUNTED
+from souffle.runtime.artifact import describe
 from tests.frontend.support import assert_same, model_of, reference
 from tests.runtime.plans import cooperative_plan, machine_code
 from tests.runtime.played import on_device
@@ -154,7 +155,7 @@ def test_a_bisection_compares_what_is_there() -> None:
 
 def test_files_say_that_they_have_counts(text: Network, tmp_path: Path) -> None:
     text.save(tmp_path / "net.souffle")
-    assert describe(tmp_path / "net.souffle").format == FORMAT
+    assert describe(tmp_path / "net.souffle").format == COUNTED
 
 
 def test_files_copies_and_pickles_keep_the_counts(text: Network, host: Any, tmp_path: Path) -> None:
