@@ -23,9 +23,9 @@ def network_of(plan: Plan, *, device: str = "auto", threads: int | None = None, 
     return Network(plan, device=device, **options)
 
 
-def _suited(archs: Sequence[str]) -> int:
+def _suited(processors: Sequence[str]) -> int:
     """Which of several processors' code suits this machine; asked only of a file that has several."""
-    return importlib.import_module("souffle.schedule.cpu").best_processor([a.removeprefix("llvm ") for a in archs])
+    return importlib.import_module("souffle.schedule.cpu").best_processor(processors)
 
 
 def load(path: str | os.PathLike, *, device: str = "auto", threads: int | None = None, **options: Any):

@@ -76,7 +76,7 @@ def _print_version(said: str, network: Any, path: Path) -> None:
     print(format_table(_COLUMNS, rows))
     facts = f"{len(plan.launches)} launches of {len(plan.kernels)} kernels for {plan.options.arch}"
     for other in plan.others:
-        facts += f", and for {other.options.arch.removeprefix('llvm ')}"
+        facts += f", and for {other.processor}"
     print(facts if said else f"{path}: {facts}, {human_bytes(path.stat().st_size)}")
     for line in certificate_lines(plan):
         print(line.removeprefix("  "))

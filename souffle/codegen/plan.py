@@ -356,6 +356,11 @@ class Plan:
     others: tuple[Plan, ...] = ()
 
     @property
+    def processor(self) -> str:
+        """LLVM's name of the processor that LLVM code is for."""
+        return self.options.arch.removeprefix("llvm ")
+
+    @property
     def counts(self) -> Counts:
         """The counted axes of outputs, by their labels."""
         return {buffer.label: buffer.counts for buffer in self.buffers if buffer.counts}

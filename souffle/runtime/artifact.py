@@ -182,11 +182,11 @@ def _written(archive: ArchiveWriter, plan: Plan, folder: str, constants: str) ->
     text = json.dumps(plan_to_json(plan), separators=(",", ":"), sort_keys=True)
     archive.add(folder + _PLAN, text.encode(), deflated=True)
     others = [
-        {"arch": other.options.arch, **_written(archive, other, f"{folder}processors/{number}/", constants)}
+        {"processor": other.processor, **_written(archive, other, f"{folder}processors/{number}/", constants)}
         for number, other in enumerate(plan.others)
     ]
     found = {"stored": stored, "recipes": recipes}
-    return found | {"arch": plan.options.arch, "processors": others} if others else found
+    return found | {"processor": plan.processor, "processors": others} if others else found
 
 
 # loading
@@ -215,7 +215,7 @@ def _read(reader: ArchiveReader, folder: str, entry: Mapping[str, Any], choose: 
     """The plan of an entry with those for other processors, or the one of them that is chosen."""
     entries = [(folder, entry), *((f"{folder}processors/{n}/", one) for n, one in enumerate(_others(reader, entry)))]
     if choose is not None and len(entries) > 1:
-        entries = [entries[choose([str(one["arch"]) for _, one in entries])]]
+        entries = [entries[choose([one["processor"] for _, one in entries])]]
     first, *others = (_read_one(reader, where, one["stored"], one["recipes"]) for where, one in entries)
     return replace(first, others=tuple(others)) if others else first
 
@@ -225,11 +225,11 @@ def _others(reader: ArchiveReader, entry: Mapping[str, Any]) -> list[dict[str, A
     others = entry.get("processors", [])
     proper = isinstance(others, list) and all(
         isinstance(one, dict)
-        and isinstance(one.get("arch"), str)
+        and isinstance(one.get("processor"), str)
         and all(isinstance(one.get(key), dict) for key in ("stored", "recipes"))
         for one in others
     )
-    if not proper or (others and not isinstance(entry.get("arch"), str)):
+    if not proper or (others and not isinstance(entry.get("processor"), str)):
         raise bad_file(reader.path, f"{MANIFEST} has no proper description of its processors")
     return others
 
@@ -308,7 +308,7 @@ def read(path: str | Path, choose: _Choose | None = None) -> Plan | PlanVersions
     ----------
     path
     choose : callable, optional
-        Given the architectures of plans for several processors, which of them is read; all without.
+        Given the names of several processors, the plan for which of them is read; all without.
 
     Raises
     ------
@@ -361,5 +361,5 @@ def describe(path: str | Path) -> ArtifactInfo:
         except BROKEN as error:
             raise bad_file(path, f"the archive is damaged ({error})") from error
     said = {field.name: reader.manifest[field.name] for field in fields(ArtifactInfo) if field.name != "versions"}
-    said["arch"] = ", ".join([said["arch"], *(one["arch"].removeprefix("llvm ") for one in others)])
+    said["arch"] = ", ".join([said["arch"], *(one["processor"] for one in others)])
     return ArtifactInfo(**said, versions=versions)

@@ -115,7 +115,7 @@ def explain(plan: Plan) -> str:
     fusion = "" if how.fusion == SOUFFLE else f"fusion {how.fusion}, "
     lines = [f"{plan.name}: level {level}, {how.precision}, {fusion}partition {how.partition}, {how.arch}{runs}"]
     if plan.others:
-        names = (other.options.arch.removeprefix("llvm ") for other in plan.others)
+        names = (other.processor for other in plan.others)
         lines.append(f"  saved with code for {', '.join(names)}, which takes its place where that suits")
     lines += _summary(plan)
     lines += ["", "subprograms (of a stage: its runs, tiles of one run, what a block asks for alone, time of all runs)"]

@@ -130,11 +130,10 @@ class _Workspace:
 
 def _check_processor(plan: Plan) -> None:
     """Refuse machine code that would end the process where it has an instruction that there is none of."""
-    processor = plan.options.arch.removeprefix("llvm ")
-    missing = missing_instructions(processor)
+    missing = missing_instructions(plan.processor)
     if missing:
         raise ArtifactError(
-            f"{plan.name} was compiled for {processor} and may have instructions that this processor lacks "
+            f"{plan.name} was compiled for {plan.processor} and may have instructions that this processor lacks "
             f"({', '.join(missing)}); compile the model on this machine, or with processor= for the oldest that it is "
             'to run on, such as "x86-64-v3"'
         )
@@ -145,7 +144,7 @@ def _suited(plan: Plan) -> Plan:
     if not plan.others:
         return plan
     plans = [replace(plan, others=()), *plan.others]
-    chosen = best_processor([each.options.arch.removeprefix("llvm ") for each in plans])
+    chosen = best_processor([each.processor for each in plans])
     return replace(plans[chosen], others=tuple(each for number, each in enumerate(plans) if number != chosen))
 
 

@@ -119,15 +119,12 @@ def best_processor(processors: Sequence[str]) -> int:
     """
     own = codegen.llvm_get_system_cpu()
 
-    def worth(number: int) -> tuple[bool, bool, int]:
-        name = processors[number]
-        if name not in _processors():
-            return False, False, -number
-        wanted = features_of(tvm.target.Target({"kind": "llvm", "mcpu": name}))
-        return not missing_instructions(name), name == own, sum(each.startswith(_INSTRUCTIONS) for each in wanted)
+    def worth(number: int) -> tuple[bool, int]:
+        features = features_of(tvm.target.Target({"kind": "llvm", "mcpu": processors[number]}))
+        return processors[number] == own, sum(name.startswith(_INSTRUCTIONS) for name in features)
 
-    usable = [number for number in range(len(processors)) if worth(number)[0]]
-    return max(usable, key=worth, default=0)
+    known = (number for number, name in enumerate(processors) if name in _processors())
+    return max((number for number in known if not missing_instructions(processors[number])), key=worth, default=0)
 
 
 def machine_of(target: tvm.target.Target) -> Machine:
