@@ -11,6 +11,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,15 @@ class LoadedFunctions:
         """What goes through a table of calls, with Python's lock or without."""
         return self._locked if locked else self._free
 
+    def whole(self, table: int, end: int, nanoseconds: int, *, locked: bool) -> Callable[[], int]:
+        """The same with settled arguments, which ctypes then has not to convert in each call."""
+        run = self.runner(locked=locked)
+        settled = (table, 0, end, nanoseconds, None)
+        kinds = getattr(run, "argtypes", None)
+        if kinds is None:
+            return partial(run, *settled)
+        return partial(run, *(kind(value) for kind, value in zip(kinds, settled, strict=True)))
+
 
 def _address(library: ctypes.CDLL, symbol: str) -> int:
     return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
@@ -174,7 +184,9 @@ class CallSequence:
         self._calls["function"] = functions.addresses[[launch.kernel for launch in plan.launches]]
         self._calls["arguments"] = self._arguments.ctypes.data + (np.cumsum(counts) - counts) * _ARGUMENT.itemsize
         self._calls["count"] = counts
-        self._table = self._calls.ctypes.data
+        self._table, self._end = self._calls.ctypes.data, len(counts)
+        self._free = functions.whole(self._table, self._end, _UNINTERRUPTED_NS, locked=False)
+        self._locked = functions.whole(self._table, self._end, 0, locked=True)
 
     def place(self, index: int, array: np.ndarray) -> None:
         """Let the calls find a buffer in another array, of the same shape and type and aligned as they need it."""
@@ -190,12 +202,14 @@ class CallSequence:
             If one fails.
         """
         pace = self._pace
-        if not pace.calls_left:
-            self._run(0 if pace.short else _UNINTERRUPTED_NS, pace.short, None)
+        if pace.calls_left:
+            begin = time.perf_counter()
+            self._finish(self._free())
+            pace.learn(time.perf_counter() - begin)
             return
-        begin = time.perf_counter()
-        self._run(_UNINTERRUPTED_NS, False, None)
-        pace.learn(time.perf_counter() - begin)
+        at = self._locked() if pace.short else self._free()
+        if at != self._end:
+            self._finish(at)
 
     def run_timed(self) -> tuple[float, ...]:
         """Make the calls: when each of them began, and when the last one ended, in seconds of one clock.
@@ -205,15 +219,15 @@ class CallSequence:
         DeviceError
             If one fails.
         """
-        times = np.zeros(len(self._calls) + 1, np.int64)
-        self._run(_UNINTERRUPTED_NS, False, times.ctypes.data)
+        times = np.zeros(self._end + 1, np.int64)
+        self._finish(0, times.ctypes.data)
         return tuple(float(each) * 1e-9 for each in times)
 
-    def _run(self, nanoseconds: int, locked: bool, times: int | None) -> None:
-        run, end = self._functions.runner(locked=locked), len(self._calls)
-        at = run(self._table, 0, end, nanoseconds, times)
-        while 0 <= at < end:
-            at = run(self._table, at, end, nanoseconds, times)
+    def _finish(self, at: int, times: int | None = None) -> None:
+        """Make the calls from one on; a number below 0 says which has failed."""
+        run = self._functions.runner(locked=False)
+        while 0 <= at < self._end:
+            at = run(self._table, at, self._end, _UNINTERRUPTED_NS, times)
         if at < 0:
             name = self._plan.kernels[self._plan.launches[-1 - at].kernel].name
             raise DeviceError(f"function {name} of {self._plan.name} failed: {_raised()}")

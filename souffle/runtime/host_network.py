@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,75 +55,100 @@ def _apart(array: np.ndarray, others: Sequence[np.ndarray]) -> bool:
     return not any(np.may_share_memory(array, other) for other in others)
 
 
+class _Tensor(NamedTuple):
+    """An input or output: its buffer's number, the workspace's own memory, and whether another's is worth a look."""
+
+    index: int
+    own: np.ndarray
+    large: bool
+
+
 class _Workspace:
     """What one call writes: where its inputs are put, what lies between in one allocation, and its outputs."""
 
     def __init__(self, plan: Plan, functions: LoadedFunctions, constants: dict[int, np.ndarray], pace: Pace) -> None:
         arrays = dict(constants)
         between = aligned_bytes(plan.workspace_bytes)
-        self._inputs: list[tuple[int, np.ndarray]] = []
-        self._outputs: list[tuple[int, np.ndarray]] = []
-        self._types = [buffer.element_type for buffer in plan.buffers if buffer.kind == "output"]
+        self._inputs: list[_Tensor] = []
+        self._outputs: list[_Tensor] = []
+        self._produced: list[np.ndarray] = []  # the outputs as callers see them
         for index, buffer in enumerate(plan.buffers):
             if buffer.kind == "workspace":
                 arrays[index] = between[buffer.offset :][: buffer.nbytes]
             elif buffer.kind != "constant":
-                arrays[index] = aligned_array(buffer.shape, buffer.dtype)
-                (self._inputs if buffer.kind == "input" else self._outputs).append((index, arrays[index]))
+                own = arrays[index] = aligned_array(buffer.shape, buffer.dtype)
+                tensor = _Tensor(index, own, own.nbytes >= _WORTH_LENDING)
+                if buffer.kind == "input":
+                    self._inputs.append(tensor)
+                else:
+                    self._outputs.append(tensor)
+                    self._produced.append(own.view(buffer.element_type))
         self._calls = CallSequence(plan, functions, arrays, pace)
 
     def run(
         self, given: Sequence[np.ndarray], wanted: Sequence[Destination | None], run: Callable[[CallSequence], None]
     ) -> list[Any]:
         """Make all calls, by `run`, with checked inputs; outputs are in their destinations, or are new arrays."""
-        lent = []
-        for (index, own), array in zip(self._inputs, given, strict=True):
-            if array.nbytes >= _WORTH_LENDING and _lendable(array):
-                self._calls.place(index, array)
-                lent.append((index, own))
+        calls = self._calls
+        lent: list[_Tensor] = []
+        for tensor, array in zip(self._inputs, given):
+            if tensor.large and _lendable(array):
+                calls.place(tensor.index, array)
+                lent.append(tensor)
             else:
-                np.copyto(own, array)
-        written = set()
-        for (index, own), destination in zip(self._outputs, wanted, strict=True):
-            array = None if destination is None else destination.array
-            if array is not None and array.nbytes >= _WORTH_LENDING and _lendable(array) and _apart(array, given):
-                self._calls.place(index, array)
-                lent.append((index, own))
-                written.add(index)
-        run(self._calls)
-        results = []
-        for (index, own), destination, dtype in zip(self._outputs, wanted, self._types, strict=True):
-            if destination is None:
-                results.append(own.view(dtype).copy())
-                continue
-            if index not in written:
-                np.copyto(destination.array, own)
-            results.append(destination.given)
-        for index, own in lent:
-            self._calls.place(index, own)
+                tensor.own[...] = array
+        if not any(wanted):
+            run(calls)
+            results = [produced.copy() for produced in self._produced]
+        else:
+            late = self._lend_outputs(given, wanted, lent)
+            run(calls)
+            for array, own in late:
+                array[...] = own
+            results = [
+                produced.copy() if destination is None else destination.given
+                for produced, destination in zip(self._produced, wanted, strict=True)
+            ]
+        for tensor in lent:
+            calls.place(tensor.index, tensor.own)
         return results
+
+    def _lend_outputs(
+        self, given: Sequence[np.ndarray], wanted: Sequence[Destination | None], lent: list[_Tensor]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Let calls write to destinations, where they can; the others, with what is to be copied to them afterwards."""
+        late = []
+        for tensor, destination in zip(self._outputs, wanted, strict=True):
+            if destination is None:
+                continue
+            if tensor.large and _lendable(destination.array) and _apart(destination.array, given):
+                self._calls.place(tensor.index, destination.array)
+                lent.append(tensor)
+            else:
+                late.append((destination.array, tensor.own))
+        return late
 
     def bound(self, given: Sequence[np.ndarray], wanted: Sequence[Destination]) -> Callable[[], None]:
         """A call of these buffers, for which this workspace is kept."""
         before, after = [], []
-        for (index, own), array in zip(self._inputs, given, strict=True):
+        for tensor, array in zip(self._inputs, given, strict=True):
             if _lendable(array):
-                self._calls.place(index, array)
+                self._calls.place(tensor.index, array)
             else:
-                before.append((own, array))
-        for (index, own), destination in zip(self._outputs, wanted, strict=True):
+                before.append((tensor.own, array))
+        for tensor, destination in zip(self._outputs, wanted, strict=True):
             if _lendable(destination.array) and _apart(destination.array, given):
-                self._calls.place(index, destination.array)
+                self._calls.place(tensor.index, destination.array)
             else:
-                after.append((destination.array, own))
+                after.append((destination.array, tensor.own))
         calls = self._calls
 
         def run() -> None:
             for target, source in before:
-                np.copyto(target, source)
+                target[...] = source
             calls.run()
             for target, source in after:
-                np.copyto(target, source)
+                target[...] = source
 
         return run
 

@@ -78,7 +78,7 @@ class ThreadsOfCalls:
     def __enter__(self) -> None:
         caller, inside = threading.get_ident(), self._inside
         count = self.most
-        if count > 1:
+        if count > 1 and inside:
             taken = [threads for other, threads in inside.copy().items() if other != caller]
             if taken:
                 count = max(1, min(count, max(self._cores // (len(taken) + 1), self._cores - sum(taken))))

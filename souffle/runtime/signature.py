@@ -87,6 +87,23 @@ class Signature:
         hidden = hidden_outputs(self.counts)
         return tuple(spec for spec in self.produced if spec.name not in hidden)
 
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(spec.name for spec in self.inputs)
+
+    @cached_property
+    def _names_produced(self) -> tuple[str, ...]:
+        return tuple(spec.name for spec in self.produced)
+
+    @cached_property
+    def _nowhere(self) -> tuple[None, ...]:
+        return (None,) * len(self.produced)
+
+    @cached_property
+    def _arrays(self) -> tuple[tuple[np.dtype | None, tuple[int, ...]], ...]:
+        """Of each input, the type and shape of an array that is taken as it is; None where each is looked at."""
+        return tuple((None if spec.dtype in SMALL_TYPES else np.dtype(spec.dtype), spec.shape) for spec in self.inputs)
+
     def __str__(self) -> str:
         return ", ".join(str(spec) for spec in self.inputs) if self.inputs else "no inputs"
 
@@ -107,7 +124,7 @@ class Signature:
         """
         if named:
             return self._by_name(self._joined(args, named))
-        if len(args) == 1 and isinstance(args[0], Mapping):
+        if len(args) == 1 and (type(args[0]) is dict or isinstance(args[0], Mapping)):
             return self._by_name(args[0])
         if len(args) != len(self.inputs):
             raise InputError(
@@ -131,7 +148,12 @@ class Signature:
         return {**values, **named}
 
     def _by_name(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
-        names = [spec.name for spec in self.inputs]
+        names = self._names
+        if type(values) is dict and len(values) == len(names):
+            try:
+                return tuple(map(values.__getitem__, names))
+            except KeyError:
+                pass  # said below, of all names
         missing = [name for name in names if name not in values]
         for name in values:
             if name not in names:
@@ -226,8 +248,17 @@ class Signature:
 
     def host_arrays(self, args: Sequence[Any], named: Mapping[str, Any] | None = None) -> tuple[np.ndarray, ...]:
         """All inputs of a call, arranged and checked (:meth:`arrange`, :meth:`host_array`)."""
+        # Of small networks this is most of a call: what is as it must be is seen by looking at it once.
         values = self.arrange(args, named)
-        return tuple(self.host_array(spec, value) for spec, value in zip(self.inputs, values, strict=True))
+        for (dtype, shape), value in zip(self._arrays, values):
+            if (
+                type(value) is not np.ndarray
+                or value.dtype is not dtype
+                or value.shape != shape
+                or not value.flags.c_contiguous
+            ):
+                return tuple(self.host_array(spec, value) for spec, value in zip(self.inputs, values, strict=True))
+        return values
 
     def results(
         self,
@@ -237,7 +268,7 @@ class Signature:
     ) -> dict[str, Any]:
         """What a call gives of what was produced: by name, each as long as it was counted (`read` and `take` as in
         :func:`souffle.counted_axes.cut`)."""
-        named = dict(zip((spec.name for spec in self.produced), values, strict=True))
+        named = dict(zip(self._names_produced, values, strict=True))
         return cut(named, self.counts, read, take) if self.counts else named
 
     def destinations(self, out: Any, *, gpu: bool = False) -> tuple[Destination | None, ...]:
@@ -258,7 +289,7 @@ class Signature:
             another shape or type than its output, cannot be written, is not contiguous, or shares memory with another.
         """
         if out is None:
-            return (None,) * len(self.produced)
+            return self._nowhere
         if isinstance(out, Mapping):
             names = [spec.name for spec in self.outputs]
             for name in out:
