@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
 
 from souffle.counted_axes import cut
@@ -17,7 +20,7 @@ from souffle.program.ieee import with_ieee_arithmetic
 from souffle.program.llvm_pipeline import compile_llvm
 from souffle.program.loop import Loop
 from souffle.program.te import TE, ExternTE, Tensor
-from souffle.tvm_compat import primfunc_from_tensors, structural_digest
+from souffle.tvm_compat import primfunc_from_tensors
 
 if TYPE_CHECKING:
     from souffle.program.te_program import Item, TEProgram
@@ -26,6 +29,10 @@ __all__ = ["checked_inputs", "evaluate", "run_tes"]
 
 _WORTH_OPTIMIZING = 1 << 20
 """Evaluations of a function, about, beyond which LLVM's optimizations save more time than they take."""
+_MOST_FUNCTIONS = 2048
+_Code = Callable[..., object]
+_CODE: OrderedDict[tuple[tvm_ffi.StructuralKey, int], _Code] = OrderedDict()
+"""Of functions that were compiled before, at a level of LLVM's; the least recently used are forgotten."""
 
 
 def evaluate(program: TEProgram, inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -92,21 +99,19 @@ def run_tes(tes: Sequence[Item], values: Mapping[Tensor, np.ndarray], wanted: Se
 class _Compiled:
     """The functions of some TEs; those of equal structure are one."""
 
-    def __init__(self, executable: object, symbols: Mapping[TE | ExternTE, str]) -> None:
-        self._executable = executable
-        self._symbols = symbols
+    def __init__(self, functions: Mapping[TE | ExternTE, _Code]) -> None:
+        self._functions = functions
 
     def run(self, te_: TE | ExternTE, arrays: dict[Tensor, tvm.runtime.Tensor]) -> None:
         """Add what `te_` defines to `arrays`."""
         outputs = [tvm.runtime.empty(tensor.shape, tensor.dtype, tvm.cpu()) for tensor in te_.outputs]
-        self._executable[self._symbols[te_]](*(arrays[tensor] for tensor in te_.inputs), *outputs)
+        self._functions[te_](*(arrays[tensor] for tensor in te_.inputs), *outputs)
         arrays.update(zip(te_.outputs, outputs, strict=True))
 
 
 def _compiled(tes: Sequence[Item]) -> _Compiled:
-    functions: dict[str, tirx.PrimFunc] = {}
-    symbols: dict[TE | ExternTE, str] = {}
-    known: dict[object, str] = {}
+    wanted: dict[TE | ExternTE, tvm_ffi.StructuralKey] = {}
+    known: dict[object, tvm_ffi.StructuralKey] = {}
     pending = list(tes)
     while pending:
         te_ = pending.pop()
@@ -115,16 +120,34 @@ def _compiled(tes: Sequence[Item]) -> _Compiled:
             continue
         key = te_.op if isinstance(te_, TE) else te_.func
         if key not in known:
-            func = _function(te_)
-            known[key] = f"te_{structural_digest(func)}"
-            functions.setdefault(known[key], func)
-        symbols[te_] = known[key]
-    if not functions:
-        return _Compiled(None, {})
-    scheduled = ((symbol, _exact(_scheduled(func))) for symbol, func in sorted(functions.items()))
-    named = {symbol: func.with_attr("global_symbol", symbol) for symbol, func in scheduled}
+            known[key] = tvm_ffi.StructuralKey(_function(te_))
+        wanted[te_] = known[key]
+    functions = dict.fromkeys(wanted.values())
     level = 2 if _evaluations(tes) > _WORTH_OPTIMIZING * len(functions) else 0
-    return _Compiled(compile_llvm(named, tvm.target.Target({"kind": "llvm", "opt-level": level})), symbols)
+    code = _code_of(functions, level)
+    return _Compiled({te_: code[key] for te_, key in wanted.items()})
+
+
+def _code_of(functions: Iterable[tvm_ffi.StructuralKey], level: int) -> dict[tvm_ffi.StructuralKey, _Code]:
+    """The machine code of functions; what is not there from before is compiled by one call."""
+    code: dict[tvm_ffi.StructuralKey, _Code] = {}
+    new: dict[str, tvm_ffi.StructuralKey] = {}
+    for key in functions:
+        try:
+            _CODE.move_to_end((key, level))
+            code[key] = _CODE[key, level]
+        except KeyError:
+            new[f"te_{len(new)}"] = key
+    if new:
+        scheduled = {symbol: _exact(_scheduled(key.key)) for symbol, key in new.items()}
+        named = {symbol: func.with_attr("global_symbol", symbol) for symbol, func in scheduled.items()}
+        executable = compile_llvm(named, tvm.target.Target({"kind": "llvm", "opt-level": level}))
+        for symbol, key in new.items():
+            code[key] = _CODE[key, level] = executable[symbol]
+    while len(_CODE) > _MOST_FUNCTIONS:
+        with suppress(KeyError):  # another thread has made room
+            _CODE.popitem(last=False)
+    return code
 
 
 def _evaluations(tes: Sequence[Item]) -> int:
