@@ -110,7 +110,7 @@ def outputs(func, arrays, shapes, target, **options):
     return [found[len(arrays) + number] for number in range(len(shapes))]
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(56))
 def test_random_functions_of_groups(seed):
     program = Program(seed)
     cores = 1 + seed % 3
@@ -174,9 +174,10 @@ def test_groups_without_whole_vectors_are_computed_apart():
     assert not takes_followers(func, [1], host_target())
 
 
-@pytest.mark.parametrize("operator", ["LSTM", "GRU"])
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+@pytest.mark.parametrize(
+    ("operator", "batch", "direction"),
+    [("LSTM", 1, "bidirectional"), ("GRU", 3, "bidirectional"), ("LSTM", 3, "forward"), ("GRU", 1, "forward")],
+)
 def test_cells_are_computed_behind_their_products(operator, batch, direction):
     hidden, steps, size, ways = 3 * LANES, 5, 9, 1 + (direction == "bidirectional")
     gates, rng = 4 if operator == "LSTM" else 3, np.random.default_rng(batch)
