@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 from souffle.errors import InputError
+from souffle.program import evaluate as evaluate_module
 from souffle.program.evaluate import evaluate
+from souffle.program.llvm_pipeline import compile_llvm
 from tests.testlib import Builder
 
 
@@ -33,6 +38,49 @@ def test_every_kind_of_te_against_numpy() -> None:
     found = evaluate(b.program(*results), {"in0": x})
     for value, expected in zip(found.values(), results.values(), strict=True):
         np.testing.assert_array_equal(value, expected)
+
+
+def test_a_function_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def counted(functions, target):
+        compiled.append(len(functions))
+        return compile_llvm(functions, target)
+
+    monkeypatch.setattr(evaluate_module, "compile_llvm", counted)
+    monkeypatch.setattr(evaluate_module, "_CODE", OrderedDict())
+
+    def check(factor: float, rows: int = 5) -> int:
+        """How many functions it took."""
+        compiled.clear()
+        b = Builder()
+        x = np.arange(rows * 7, dtype=np.float32).reshape(rows, 7) - 9
+        program = b.program(b.relu(b.scaled(b.input(rows, 7), factor)))
+        np.testing.assert_array_equal(evaluate(program, {"in0": x})["out0"], np.maximum(x * np.float32(factor), 0))
+        return sum(compiled)
+
+    assert [check(-9.0), check(-9.0)] == [2, 0]
+    assert [check(-8.0), check(-9.0, rows=4)] == [1, 2], "another number, and other shapes"
+    assert [check(-8.0), check(-9.0)] == [0, 0]
+    monkeypatch.setattr(evaluate_module, "_MOST_FUNCTIONS", 1)
+    assert [check(-7.0), check(-7.0), check(-7.0)][1:] == [1, 1], "only the last one is kept"
+
+
+def test_many_threads_evaluate_what_is_forgotten_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate_module, "_CODE", OrderedDict())
+    monkeypatch.setattr(evaluate_module, "_MOST_FUNCTIONS", 2)
+    programs = []
+    for columns in (2, 3, 4):
+        b = Builder()
+        programs.append(b.program(b.relu(b.scaled(b.input(3, columns), -3.0))))
+
+    def check(number: int) -> None:
+        x = np.full((3, 2 + number % 3), number - 12, np.float32)
+        np.testing.assert_array_equal(evaluate(programs[number % 3], {"in0": x})["out0"], np.maximum(-3 * x, 0))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(check, range(24)))
+    assert len(evaluate_module._CODE) <= 2
 
 
 def test_inputs_by_name_or_in_order() -> None:

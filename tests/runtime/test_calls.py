@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import souffle
 from souffle.background import BoundUntilExchanged
 from souffle.errors import InputError
 from souffle.runtime import BoundNetwork, DeviceArray, Network, TensorSpec
+from souffle.runtime.signature import Signature
 from tests.runtime.plans import cooperative_expected, cooperative_plan, many_types_plan
 from tests.runtime.played import driver_of, on_device
 
@@ -113,6 +115,53 @@ def test_inputs_that_are_wrong_are_told_by_name() -> None:
     ):
         with pytest.raises(InputError, match=says):
             network(*args, **named)
+
+
+def test_a_look_at_all_inputs_is_one_at_each() -> None:
+    """Whatever is given: the same arrays of the same memory, or the same words."""
+    whole = np.arange(32, dtype=np.float32).reshape(4, 8)
+    frozen = whole.copy()
+    frozen.flags.writeable = False
+
+    class Own(np.ndarray):
+        pass
+
+    values = [
+        *(whole, frozen, whole.view(Own), np.ma.masked_array(whole), memoryview(whole), whole.tolist(), None),
+        *(np.asfortranarray(whole), whole[:, ::-1], np.broadcast_to(np.float32(1), (4, 8)), whole[:0], whole[0]),
+        *(whole.astype(">f4"), whole.astype(np.float64), whole.view(np.int32), whole.view("V4"), np.float32(3)),
+    ]
+    for shape in ((4, 8), (), (0, 8)):
+        spec = TensorSpec("x", shape, "float32")
+        signature = Signature("net", (spec, TensorSpec("mask", (4, 8), "float32")))
+        for value in values:
+            try:
+                wanted: Any = signature.host_array(spec, value)
+            except InputError as error:
+                with pytest.raises(InputError, match=re.escape(str(error))):
+                    signature.host_arrays((value, whole))
+                continue
+            for found, other in (
+                signature.host_arrays((value, whole)),
+                signature.host_arrays(({"mask": whole, "x": value},)),
+                signature.host_arrays((), {"mask": whole, "x": value}),
+            ):
+                assert type(found) is np.ndarray and found.flags.c_contiguous and found.shape == spec.shape
+                assert found.dtype == wanted.dtype and found.tobytes() == wanted.tobytes()
+                assert np.shares_memory(other, whole)
+                assert np.shares_memory(found, value) == np.shares_memory(wanted, value)
+
+
+@pytest.mark.parametrize("element", ["float8_e4m3fn", "int4", "bfloat16", "bool"])
+def test_elements_of_any_type_are_looked_at(element: str) -> None:
+    spec = TensorSpec("x", (3,), element)
+    signature = Signature("net", (spec,))
+    value = np.ones(3, np.dtype(element))
+    (found,) = signature.host_arrays((value,))
+    assert found.dtype == signature.host_array(spec, value).dtype and np.shares_memory(found, value)
+    for other in ("uint8", "float16"):
+        with pytest.raises(InputError, match="Souffle casts nothing"):
+            signature.host_arrays((value.view(np.uint8).astype(other)[:3],))
 
 
 def test_an_input_may_have_any_name() -> None:

@@ -18,6 +18,7 @@ from tests.frontend.support import node_model, reference
 
 CUDA = {"target": "cuda", "device": "cpu", "cubin": False}
 PAIRS = list(itertools.product(("uint8", "int8"), repeat=2))
+DOTS = dots_of(host_target(), machine_of(host_target()).vector_bits)
 RNG = np.random.default_rng(1)
 
 
@@ -80,8 +81,11 @@ def test_a_sign_taken_for_none_is_refuted(monkeypatch):
 def test_the_processor_multiplies_words(left, right):
     model, feeds = product(left, right)
     assert agrees(souffle.compile(model, target="cpu"), model, feeds)
-    model, feeds = convolution(left, right, 4)
-    assert agrees(souffle.compile(model, target="cpu"), model, feeds)
+    for model, feeds in (product(left, right, inner=64), convolution(left, right, 4)):
+        network = souffle.compile(model, target="cpu")
+        assert agrees(network, model, feeds)
+        packed = [buffer for buffer in network.plan.buffers if buffer.kind == "constant" and "panels" in buffer.name]
+        assert [buffer.dtype for buffer in packed] == ["int32"] * bool(DOTS)
 
 
 def test_what_a_processor_has_is_what_it_is_asked_for():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -29,6 +30,7 @@ from souffle.schedule.cpu.filtering import filtering_at
 from souffle.schedule.cpu.nest import parse
 from souffle.schedule.cpu.packed_constants import PackedLayout
 from souffle.schedule.cpu.winograd import WinogradLayout
+from souffle.schedule.cpu.words import dots_of
 
 TARGET = host_target()
 FLOAT = np.float32
@@ -45,7 +47,8 @@ def run(tensors, arrays, constants, *, target=TARGET, **options):
     func = te.create_prim_func(list(tensors))
     module = build_cpu({"f": func}, target, constants={"f": constants}, scheduled=scheduled, **options)
     (*_, out) = tensors
-    given = [*arrays, np.full([int(e) for e in out.shape], np.nan, str(out.dtype))]
+    nothing = np.nan if str(out.dtype).startswith("float") else 77
+    given = [*arrays, np.full([int(e) for e in out.shape], nothing, str(out.dtype))]
     parameters = scheduled["f"].parameters
     placed = [tvm.runtime.tensor(given[at] if layout is None else layout.pack(given[at])) for at, layout in parameters]
     module.get_function("f")(*placed)
@@ -54,6 +57,8 @@ def run(tensors, arrays, constants, *, target=TARGET, **options):
 
 
 def naive(layout: PackedLayout, array: np.ndarray) -> np.ndarray:
+    if layout.numbers[0] > 1:
+        return naive_words(layout, array)
     flat, packed = array.reshape(-1), np.zeros(layout.shape, array.dtype)
     axes = (*layout.batch, *layout.steps, *layout.columns)
     before, steps = len(layout.batch), len(layout.steps)
@@ -65,6 +70,59 @@ def naive(layout: PackedLayout, array: np.ndarray) -> np.ndarray:
         where = (*place[:before], column // layout.width, *place[before : before + steps], column % layout.width)
         packed[where] = flat[at]
     return packed
+
+
+def naive_words(layout: PackedLayout, array: np.ndarray) -> np.ndarray:
+    """Each word of what one number of it alone is packed to."""
+    count, stride = layout.numbers
+    bits = 32 // count
+    words = np.zeros(layout.shape, np.uint32)
+    for number in range(count):
+        one = replace(layout, offset=layout.offset + number * stride, numbers=(1, 0))
+        words |= (naive(one, array.astype(np.int64)) & ((1 << bits) - 1)).astype(np.uint32) << np.uint32(bits * number)
+    return words.view(np.int32)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("seed", range(3))
+def test_packing_makes_words_of_numbers(seed, dtype, count):
+    rng = random.Random(seed)
+    strides = [rng.choice([-3, 1, 2, 7]) for _ in range(5)]
+    extents = [rng.choice([1, 2, 3, 5]) for _ in range(4)] + [count]
+    low = sum((extent - 1) * stride for extent, stride in zip(extents, strides, strict=True) if stride < 0)
+    high = sum((extent - 1) * stride for extent, stride in zip(extents, strides, strict=True) if stride > 0)
+    kind = np.iinfo(dtype)
+    array = np.random.default_rng(seed).integers(kind.min, kind.max + 1, high - low + 1).astype(dtype)
+    first, second, third, fourth, numbers = zip(extents, strides, strict=True)
+    layout = PackedLayout(-low, (first,), (second, third), (fourth,), rng.choice([1, 4, 16]), numbers)
+    packed = layout.pack(array)
+    assert packed.shape == layout.shape and packed.dtype == np.int32
+    np.testing.assert_array_equal(packed, naive(layout, array))
+    with pytest.raises(ValueError, match="are read of a constant"):
+        layout.pack(array[:-1])
+
+
+@pytest.mark.skipif(not dots_of(TARGET, machine_of(TARGET).vector_bits), reason="no instruction multiplies words")
+@pytest.mark.parametrize("kinds", list(itertools.product(("int8", "uint8"), repeat=2)), ids=str)
+@pytest.mark.parametrize(
+    ("m", "k", "n", "constant"),
+    [(1, 64, 300, 1), (33, 36, 29, 1), (7, 4096, 50, 1), (64, 64, 784, 0), (31, 20, 2049, 0), (9, 37, 64, 1)],
+)
+def test_words_of_constants_are_packed(kinds, m, k, n, constant):
+    rng = np.random.default_rng(m + k + n)
+    ranges = [np.iinfo(kind) for kind in kinds]
+    a, b = (
+        rng.integers(kind.min, kind.max + 1, shape).astype(kind.dtype)
+        for kind, shape in zip(ranges, ((m, k), (k, n)), strict=True)
+    )
+    x, w = (te.placeholder(array.shape, str(array.dtype)) for array in (a, b))
+    r = te.reduce_axis((0, k), "r")
+    y = te.compute((m, n), lambda i, j: te.sum(x[i, r].astype("int32") * w[r, j].astype("int32"), axis=r))
+    result, layouts = run([x, w, y], [a, b], [constant])
+    # A word of what goes through the whole sum has to be filled up where that is no multiple of it.
+    assert [layout.numbers[0] > 1 for layout in layouts] == ([True] if k % 4 == 0 else [])
+    np.testing.assert_array_equal(result, a.astype(np.int64) @ b)
 
 
 @pytest.mark.parametrize("seed", range(20))

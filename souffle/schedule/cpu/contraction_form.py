@@ -62,6 +62,11 @@ class Dot(Protocol):
     """Multiplies words."""
 
     @property
+    def numbers(self) -> int:
+        """In a word."""
+        ...
+
+    @property
     def lanes(self) -> int:
         """Words of a vector."""
         ...
@@ -109,6 +114,8 @@ class CpuContraction:
         What the sum starts with.
     dot : WordDot, optional
         What multiplies elements that are words of several numbers (:mod:`souffle.schedule.cpu.words`).
+    in_numbers : CpuContraction, optional
+        The same before its elements were words.
     panels : Buffer, optional
         The vector factor, packed ahead of time (:mod:`souffle.schedule.cpu.packed_constants`).
     row_tiles : Buffer, optional
@@ -130,6 +137,7 @@ class CpuContraction:
     columns: tuple[Axis, ...]
     identity: PrimExpr
     dot: Dot | None = None
+    in_numbers: CpuContraction | None = None
     panels: tirx.Buffer | None = None
     row_tiles: tirx.Buffer | None = None
     vectors: int | None = None

@@ -204,8 +204,8 @@ class Panel:
         batch = [self.batch[axis.var] for axis in uses(value, self.form.batch)]
         steps = [k[axis.var] for axis in self.form.nest.reduce]
         element = tirx.BufferLoad(tiles, [*batch, number, *steps, place])
-        # A constant keeps its own type.
-        return map_buffer_loads(value, lambda _: element)
+        # A constant keeps its own type, but for what is packed as words.
+        return element if self.form.dot is not None else map_buffer_loads(value, lambda _: element)
 
     def _ahead(self, k: _Step, number: PrimExpr, size: int) -> tirx.Stmt | None:
         """Asks, in each step of a tile, for a line of what was packed ahead of time and comes next.

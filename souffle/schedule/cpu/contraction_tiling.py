@@ -267,7 +267,8 @@ def product_cycles(form: CpuContraction, machine: Machine, *, packed: Packed) ->
 def _far_steps(form: CpuContraction) -> float:
     """Cycles in which a tile waits for its rows: at each step that moves to another line, or to another page."""
     axes, cycles = form.nest.axes, 0.0
-    for load in buffer_loads(form.scalar.value):
+    # The numbers of a word follow each other, or are looked up once.
+    for load in buffer_loads(form.scalar.value)[: None if form.dot is None else 1]:
         itemsize, times = DataType(str(load.source.dtype)).itemsize, 1
         for axis in form.nest.reduce:
             times *= axis.extent

@@ -5,6 +5,8 @@ where the factor is only known then, is here packed once. A product of few rows,
 reads each weight once: in panels memory is read from end to end, where rows of a matrix would be touched a few vectors
 at a time. A convolution of small images can take its vectors along the channels that it computes, of which there are
 many, and one of large images along the images, with its weights as rows.
+
+Short integers that an instruction multiplies by words (:mod:`souffle.schedule.cpu.words`) are packed as these words.
 """
 
 from __future__ import annotations
@@ -33,12 +35,15 @@ from souffle.schedule.cpu.nest import (
     uses,
     without_casts,
 )
+from souffle.schedule.cpu.words import WordDot, in_words
 from souffle.tvm_compat import PrimExpr, buffer_loads
 
 __all__ = ["PackedContraction", "PackedLayout", "packed_contractions"]
 
 _MAX_GROWTH = 2
 """A constant whose elements are read in several places, as in windows, is not copied more often than that."""
+
+_WORD_BYTES = 4
 
 _Strided = tuple[tuple[int, int], ...]
 """Extents of axes, and how many elements the position moves along each."""
@@ -56,6 +61,8 @@ class PackedLayout:
         Extent and stride of each axis.
     width : int
         Columns of a panel; the last one is filled up with zeros.
+    numbers : (int, int)
+        How many numbers a word of 32 bits has, the first one lowest, and their stride; (1, 0) where elements are none.
     """
 
     offset: int
@@ -63,6 +70,7 @@ class PackedLayout:
     steps: _Strided
     columns: _Strided
     width: int
+    numbers: tuple[int, int] = (1, 0)
 
     @property
     def panels(self) -> int:
@@ -76,7 +84,7 @@ class PackedLayout:
 
     def pack(self, array: np.ndarray) -> np.ndarray:
         """A new array of :attr:`shape` with the elements of a constant, which functions can read where it is."""
-        axes = (*self.batch, *self.steps, *self.columns)
+        axes = (*self.batch, *self.steps, *self.columns, self.numbers)
         places = sorted((extent - 1) * stride for extent, stride in axes)
         low = self.offset + sum(place for place in places if place < 0)
         high = self.offset + sum(place for place in places if place > 0)
@@ -86,17 +94,20 @@ class PackedLayout:
         shape, strides = [extent for extent, _ in axes], [stride * flat.itemsize for _, stride in axes]
         seen = np.lib.stride_tricks.as_strided(flat[self.offset :], shape, strides, writeable=False)
         before, steps = [e for e, _ in self.batch], [e for e, _ in self.steps]
-        columns = product(extent for extent, _ in self.columns)
-        packed = aligned_array((*before, self.panels, *steps, self.width), array.dtype, 0)
+        # The numbers of a word are columns of their own here.
+        count, _ = self.numbers
+        columns, width = count * product(extent for extent, _ in self.columns), count * self.width
+        dtype = array.dtype if count == 1 or count * array.dtype.itemsize == _WORD_BYTES else np.dtype(np.int16)
+        packed = aligned_array((*before, self.panels, *steps, width), dtype, 0)
         seen = seen.reshape((*before, *steps, columns))
         at = len(before)
-        whole = columns // self.width
+        whole = columns // width
         if whole:
-            inside = seen[..., : whole * self.width].reshape((*before, *steps, whole, self.width))
+            inside = seen[..., : whole * width].reshape((*before, *steps, whole, width))
             packed[(*(slice(None),) * at, slice(whole))] = np.moveaxis(inside, -2, at)
-        if columns % self.width:
-            packed[(*(slice(None),) * at, whole, ..., slice(columns % self.width))] = seen[..., whole * self.width :]
-        return packed
+        if columns % width:
+            packed[(*(slice(None),) * at, whole, ..., slice(columns % width))] = seen[..., whole * width :]
+        return packed if count == 1 else packed.view(np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +131,12 @@ class PackedContraction:
 
 
 def packed_contractions(
-    nest: Nest, constants: Sequence[tirx.Buffer], machine: Machine, *, grouped: GroupedProduct | None = None
+    nest: Nest,
+    constants: Sequence[tirx.Buffer],
+    machine: Machine,
+    *,
+    grouped: GroupedProduct | None = None,
+    dots: Sequence[WordDot] = (),
 ) -> tuple[PackedContraction, ...]:
     """The ways to compute a contraction of a packed constant, if one is predicted to take less time than without.
 
@@ -132,6 +148,8 @@ def packed_contractions(
     machine : Machine
     grouped : GroupedProduct, optional
         Has `nest` with what is to be computed behind its panels. Then the constant is what these columns are of.
+    dots : sequence of WordDot
+        What multiplies words of short integers.
 
     Returns
     -------
@@ -139,8 +157,11 @@ def packed_contractions(
         The quickest first.
     """
     known = contraction_of(nest)
+    if known is not None:
+        known = in_words(known, dots) or known
     found: list[PackedContraction] = []
     for form in contractions_of(nest):
+        form = in_words(form, dots) or form
         if grouped is not None:
             if form.by_rows or form.width != grouped.width:
                 continue  # its panels are of other columns
@@ -150,7 +171,7 @@ def packed_contractions(
         sides = [("columns", form.vector), *([] if alone else [("rows", form.scalar)])]
         for packed, side in sides:
             constant = _constant_of(side, constants)
-            layout = None if constant is None else _layout_of(form, side, packed, machine)
+            layout = None if constant is None else _layout_of(form, packed, machine)
             if layout is not None:
                 found.append(_packed(form, packed, constant, layout, machine))
     found.sort(key=lambda each: each.cycles)
@@ -165,27 +186,29 @@ def packed_contractions(
 def _constant_of(side: Side, constants: Sequence[tirx.Buffer]) -> tirx.Buffer | None:
     """The constant that is all that a factor reads."""
     loads = buffer_loads(side.value)
-    return next((c for c in constants if len(loads) == 1 and loads[0].source.same_as(c)), None)
+    return next((c for c in constants if loads and all(load.source.same_as(c) for load in loads)), None)
 
 
 def _packed(
     form: CpuContraction, packed: Packed, constant: tirx.Buffer, layout: PackedLayout, machine: Machine
 ) -> PackedContraction:
+    dtype = str(constant.dtype) if form.dot is None else "int32"
     if packed == "columns":
-        panels = tirx.decl_buffer(layout.shape, str(constant.dtype), f"{constant.name}_panels")
-        form = replace(form, panels=panels)
+        form = replace(form, panels=tirx.decl_buffer(layout.shape, dtype, f"{constant.name}_panels"))
     else:
-        tiles = tirx.decl_buffer(layout.shape, str(constant.dtype), f"{constant.name}_tiles")
-        form = replace(form, row_tiles=tiles)
+        form = replace(form, row_tiles=tirx.decl_buffer(layout.shape, dtype, f"{constant.name}_tiles"))
     return PackedContraction(form, constant, layout, product_cycles(form, machine, packed=packed))
 
 
-def _layout_of(form: CpuContraction, side: Side, packed: Packed, machine: Machine) -> PackedLayout | None:
+def _layout_of(form: CpuContraction, packed: Packed, machine: Machine) -> PackedLayout | None:
     """The layout of one factor of a form; ``None`` where it is no element at a sum of multiples of loops."""
-    load = without_casts(side.value)
-    if not isinstance(load, TensorLoad) or not form.nest.body.buffer.dtype.startswith("float"):
+    numbers = form if form.in_numbers is None else form.in_numbers
+    value = (numbers.vector if packed == "columns" else numbers.scalar).value
+    # Words are made of the numbers as they lie there.
+    load = without_casts(value) if form.dot is None else value.value if isinstance(value, tirx.Cast) else value
+    if not isinstance(load, TensorLoad) or not (form.dot or form.nest.body.buffer.dtype.startswith("float")):
         return None
-    axes = form.nest.axes
+    axes = numbers.nest.axes
     if any(buffer_loads(index) for index in load.indices):
         return None
     zeros: dict[tirx.Var, PrimExpr] = {axis.var: tirx.const(0, axis.dtype) for axis in axes}
@@ -194,17 +217,26 @@ def _layout_of(form: CpuContraction, side: Side, packed: Packed, machine: Machin
         return None
     batch = [axis for axis in form.batch if uses(load, [axis])]
     strides: list[_Strided] = []
-    for group in (batch, form.nest.reduce, form.columns if packed == "columns" else form.rows):
+    for group in (batch, numbers.nest.reduce, form.columns if packed == "columns" else form.rows):
         along = [stride_along(load, axis, axes) for axis in group]
         if any(stride is None for stride in along):
             return None
         strides.append(tuple((axis.extent, stride) for axis, stride in zip(group, along, strict=True)))
-    if product(extent for extent, _ in (*strides[0], *strides[1], *strides[2])) > _MAX_GROWTH * product(
-        shape_of(load.source)
-    ):
+    word = (1, 0)
+    if form.dot is not None:
+        parted = [i for i, axis in enumerate(numbers.nest.reduce) if axis not in form.nest.reduce]
+        steps, count = list(strides[1]), form.dot.numbers
+        if len(parted) != 1 or len(steps) != len(form.nest.reduce) or steps[parted[0]][0] % count:
+            return None  # words go through several loops, or the last one is filled up
+        extent, stride = steps[parted[0]]
+        word = (count, stride)
+        steps[parted[0]] = (extent // count, stride * count)
+        strides[1] = tuple(steps)
+    size = product(extent for extent, _ in (*strides[0], *strides[1], *strides[2], word))
+    if size > _MAX_GROWTH * product(shape_of(load.source)):
         return None
     if packed == "rows":
-        return PackedLayout(int(offset.value), *strides, row_tile(form, machine))
-    lanes = machine.lanes(str(form.nest.body.buffer.dtype))
+        return PackedLayout(int(offset.value), *strides, row_tile(form, machine), word)
+    lanes = machine.lanes(str(form.nest.body.buffer.dtype)) if form.dot is None else form.dot.lanes
     vectors = form.vectors or panel_vectors(form.width, lanes, machine.vector_registers)
-    return PackedLayout(int(offset.value), *strides, vectors * lanes)
+    return PackedLayout(int(offset.value), *strides, vectors * lanes, word)

@@ -33,7 +33,7 @@ from souffle.schedule.cpu.task_buffers import TaskBuffers
 from souffle.schedule.cpu.widen import with_wide_sums
 from souffle.schedule.cpu.windows import hoist_windows
 from souffle.schedule.cpu.winograd import WinogradLayout, by_winograd
-from souffle.schedule.cpu.words import dots_of, in_words
+from souffle.schedule.cpu.words import WordDot, dots_of, in_words
 from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import PrimExpr, buffer_loads, sequence
 
@@ -121,8 +121,7 @@ def schedule_with_constants(
         item = items[position]
         form = contraction_of(item) if isinstance(item, Nest) else None
         form = form if form is None else in_words(form, dots) or form
-        in_numbers = form is None or form.dot is None
-        ways, followers = _packed(items[position:], held, machine) if in_numbers else ((), 0)
+        ways, followers = _packed(items[position:], held, machine, dots)
         position += 1 + followers
         if ways:
             best = ways[0]
@@ -177,7 +176,7 @@ def _items(func: tirx.PrimFunc, machine: Machine) -> list[Nest | tirx.Stmt]:
 
 
 def _packed(
-    items: Sequence[Nest | tirx.Stmt], held: Sequence[tirx.Buffer], machine: Machine
+    items: Sequence[Nest | tirx.Stmt], held: Sequence[tirx.Buffer], machine: Machine, dots: Sequence[WordDot] = ()
 ) -> tuple[tuple[PackedContraction, ...], int]:
     """The ways to compute the first item as a product of a packed constant, and how many of the next are part of it."""
     first, *rest = items
@@ -185,7 +184,7 @@ def _packed(
         return (), 0
     grouped = grouped_product(first, rest, machine)
     ways = () if grouped is None else packed_contractions(grouped.nest, held, machine, grouped=grouped)
-    return (ways, grouped.taken) if ways else (packed_contractions(first, held, machine), 0)
+    return (ways, grouped.taken) if ways else (packed_contractions(first, held, machine, dots=dots), 0)
 
 
 def _statements(

@@ -131,7 +131,8 @@ def in_words(form: CpuContraction, dots: Sequence[WordDot]) -> CpuContraction | 
     scalar, vector = (
         replace(side, value=_packed(side.value, lanes, dot.numbers, axes)) for side in (form.scalar, form.vector)
     )
-    return replace(form, nest=replace(form.nest, reduce=reduce), scalar=scalar, vector=vector, dot=dot)
+    nest = replace(form.nest, reduce=reduce)
+    return replace(form, nest=nest, scalar=scalar, vector=vector, dot=dot, in_numbers=form)
 
 
 def _range_of(value: PrimExpr) -> tuple[int, int] | None:
