@@ -6,12 +6,14 @@ import itertools
 
 import numpy as np
 import pytest
-from tvm import tirx
+import tvm
+from tvm import te, tirx
 
 import souffle
 from souffle.certificate import PROVEN
 from souffle.errors import CertificateError
-from souffle.schedule.cpu.host import host_target, machine_of
+from souffle.schedule.cpu import build_cpu
+from souffle.schedule.cpu.host import host_target, machine_of, missing_instructions
 from souffle.schedule.cpu.words import dots_of
 from souffle.schedule.gpu.emit import mma_instructions
 from tests.frontend.support import node_model, reference
@@ -86,6 +88,32 @@ def test_the_processor_multiplies_words(left, right):
         assert agrees(network, model, feeds)
         packed = [buffer for buffer in network.plan.buffers if buffer.kind == "constant" and "panels" in buffer.name]
         assert [buffer.dtype for buffer in packed] == ["int32"] * bool(DOTS)
+
+
+@pytest.mark.parametrize("processor", [None, "cascadelake"])
+@pytest.mark.parametrize(("left", "right"), PAIRS[1:3])
+def test_short_sums_are_not_what_llvm_makes_of_them(left, right, processor):
+    """Of 8 and of 16 products, LLVM 22 takes a part of the sum where it may add words."""
+    if processor is not None and missing_instructions(processor):
+        pytest.skip(f"this machine is no {processor}")
+    for inner in (4, 7, 8, 9, 16, 17, 32):
+        model, feeds = product(left, right, rows=1, inner=inner, columns=1)
+        assert agrees(souffle.compile(model, target="cpu", processor=processor), model, feeds), inner
+
+
+def test_a_short_sum_beside_words():
+    """A function has no instruction that adds words where LLVM could make another sum of its with one."""
+    a, b, c = numbers("uint8", 33, 64), numbers("int8", 64, 48), numbers("int8", 8, 1)
+    x, w, v = (te.placeholder(array.shape, str(array.dtype)) for array in (a, b, c))
+    r, s = te.reduce_axis((0, 64), "r"), te.reduce_axis((0, 8), "s")
+    y = te.compute((33, 48), lambda i, j: te.sum(x[i, r].astype("int32") * w[r, j].astype("int32"), axis=r))
+    z = te.compute((1, 1), lambda i, j: te.sum(x[i, s].astype("int32") * v[s, j].astype("int32"), axis=s))
+    module = build_cpu({"f": te.create_prim_func([x, w, v, y, z])}, host_target())
+    given = [tvm.runtime.tensor(array) for array in (a, b, c)]
+    given += [tvm.runtime.empty(tensor.shape, "int32") for tensor in (y, z)]
+    module.get_function("f", query_imports=True)(*given)
+    np.testing.assert_array_equal(given[3].numpy(), a.astype(int) @ b)
+    np.testing.assert_array_equal(given[4].numpy(), a[:1, :8].astype(int) @ c)
 
 
 def test_what_a_processor_has_is_what_it_is_asked_for():

@@ -21,6 +21,7 @@ from souffle.program.ieee import with_ieee_arithmetic
 from souffle.program.llvm_pipeline import compile_llvm
 from souffle.schedule.cpu.elementary import rounded_to_bfloat16
 from souffle.schedule.cpu.schedule import ScheduledFunction, schedule_with_constants
+from souffle.schedule.cpu.words import plain_target
 from souffle.source import package_digest
 
 __all__ = ["build_cpu", "build_objects"]
@@ -177,6 +178,7 @@ def _named(name: str, func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _module(func: tirx.PrimFunc, target: tvm.target.Target) -> tvm.runtime.Module:
+    target = plain_target(target, func.body)
     with tvm.transform.PassContext(disabled_pass=_DISABLED):
         return compile_llvm({str(func.attrs["global_symbol"]): func}, target).mod
 

@@ -33,7 +33,7 @@ from souffle.schedule.cpu.task_buffers import TaskBuffers
 from souffle.schedule.cpu.widen import with_wide_sums
 from souffle.schedule.cpu.windows import hoist_windows
 from souffle.schedule.cpu.winograd import WinogradLayout, by_winograd
-from souffle.schedule.cpu.words import WordDot, dots_of, in_words
+from souffle.schedule.cpu.words import WordDot, dots_of, in_words, safe_dots
 from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import PrimExpr, buffer_loads, sequence
 
@@ -111,8 +111,8 @@ def schedule_with_constants(
         sigmoid.
     """
     machine = machine_of(target)
-    dots = dots_of(target, machine.vector_bits)
     items = _items(func, machine)
+    dots = safe_dots((item for item in items if isinstance(item, Nest)), dots_of(target, machine.vector_bits))
     held = [func.params[position] for position in constants]
     packed: list[tuple[tirx.Buffer, int, Layout]] = []
     units: list[tuple[Nest | tirx.Stmt, CpuContraction | None]] = []

@@ -7,30 +7,39 @@
 Right since integers are added in any order with one result, and zeros, which fill the last word up, add nothing. A
 word has four bytes where one operand is without a sign and the other one with it, which is what ``vpdpbusd`` takes;
 else two numbers of 16 bits, which hold differences of bytes, too.
+
+LLVM itself makes such an instruction of sums of products of bytes, and of some a wrong one: of 8 or 16 products of a
+byte without a sign and one with it, version 22 takes the first lane for the sum of all. So a function is compiled for a
+processor without these instructions (:func:`plain_target`) unless it has one by its schedule, and it has none where
+another sum of its would be LLVM's to make (:func:`safe_dots`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import tvm
 from tvm import tirx
-from tvm.ir.expr import TensorLoad
+from tvm.ir.expr import Call, TensorLoad
 from tvm.target import codegen
 
-from souffle.schedule.cpu.contraction_form import CpuContraction
+from souffle.schedule.cpu.contraction_form import CpuContraction, contraction_of
 from souffle.schedule.cpu.host import features_of
-from souffle.schedule.cpu.nest import Axis, decode, product, replace_variables, simplify, stride_along
+from souffle.schedule.cpu.nest import Axis, Nest, decode, product, replace_variables, simplify, stride_along
+from souffle.tvm_calls import collect
 from souffle.tvm_compat import PrimExpr, buffer_loads, dtype_of, is_branch
 
-__all__ = ["WordDot", "dots_of", "in_words"]
+__all__ = ["WordDot", "dots_of", "in_words", "plain_target", "safe_dots"]
 
 _WORD = "int32"
 _LEAST_NUMBERS = 8
 """Products of a sum: fewer are padding for the most part."""
 _BYTE_DOTS = {512: "llvm.x86.avx512.vpdpbusd.512", 256: "llvm.x86.avx512.vpdpbusd.256"}
 _SHORT_DOTS = {512: "llvm.x86.avx512.vpdpwssd.512", 256: "llvm.x86.avx512.vpdpwssd.256"}
+_ADDING_FEATURES = ("avx512vnni", "avxvnni")
+_BYTES = ("int8", "uint8")
+_INTRINSIC = tvm.ir.Op.get("tirx.call_llvm_pure_intrin")
 _SHORT_PAIRS = {512: "llvm.x86.avx512.pmaddw.d.512", 256: "llvm.x86.avx2.pmadd.wd"}
 
 
@@ -93,6 +102,40 @@ def dots_of(target: tvm.target.Target, vector_bits: int) -> tuple[WordDot, ...]:
         found = [WordDot(_BYTE_DOTS[bits], bits, 4, True), WordDot(_SHORT_DOTS[bits], bits, 2, True)]
     pairs = WordDot(_SHORT_PAIRS[bits], bits, 2, False)
     return tuple(dot for dot in (*found, pairs) if codegen.llvm_lookup_intrinsic_id(dot.name))
+
+
+def safe_dots(nests: Iterable[Nest], dots: Sequence[WordDot]) -> tuple[WordDot, ...]:
+    """Those of the instructions that a function may have: none that adds, where it has sums of products of bytes that
+    are not made of words.
+
+    Parameters
+    ----------
+    nests : iterable of Nest
+        All of the function.
+    dots : sequence of WordDot
+    """
+    for nest in nests:
+        form = contraction_of(nest)
+        if _multiplies_bytes(nest) and (form is None or in_words(form, dots) is None):
+            return tuple(dot for dot in dots if not dot.adds)
+    return tuple(dots)
+
+
+def _multiplies_bytes(nest: Nest) -> bool:
+    bytes_read = any(str(load.source.dtype) in _BYTES for load in buffer_loads(nest.body))
+    return bool(nest.reduce) and bytes_read and bool(collect(nest.body, tirx.Mul))
+
+
+def plain_target(target: tvm.target.Target, body: tirx.Stmt) -> tvm.target.Target:
+    """The target that a scheduled function is compiled for: without instructions that add products of words to words
+    where the function has none."""
+    having = [feature for feature in _ADDING_FEATURES if feature in features_of(target)]
+    adding = {codegen.llvm_lookup_intrinsic_id(name) for name in (*_BYTE_DOTS.values(), *_SHORT_DOTS.values())}
+    calls = (call for call in collect(body, Call) if call.op.same_as(_INTRINSIC))
+    if not having or any(int(call.args[0].value) in adding for call in calls):
+        return target
+    removed = [f"-{feature}" for feature in having]
+    return tvm.target.Target({**target.export(), "mattr": [*(target.attrs.get("mattr") or ()), *removed]})
 
 
 def in_words(form: CpuContraction, dots: Sequence[WordDot]) -> CpuContraction | None:
