@@ -111,6 +111,7 @@ def _measured(row: dict[str, Any], against: list[str]) -> dict[str, Any]:
             for each in report.rows
             if each.name != "souffle" and "warm" in each.times
         },
+        "not_timed": {each.name: each.reason for each in report.rows if "warm" not in each.times},
         "machine": report.machine,
     }
 

@@ -1,17 +1,19 @@
 """Quantized networks against ONNX Runtime, which quantized them: kernels, instructions on 8-bit integers, differences.
 
 ``python -m benchmarks.quantized [--networks resnet50 ...] [--targets cpu cuda] [--level V4] [--disable integers]
-[--whole] [--out FILE.json]``. On the CPU the networks have their whole size; CUDA text runs on the CPU device, which
-bears a smaller image or fewer tokens (``--whole`` compiles and proves the whole size without a run). A quantum is the
-scale with which the network's output was quantized; of an output that was not, the scale that quantizing it to 8 bits
-would take. ``ONNX Runtime by itself`` is how far it is from itself without its graph optimizations, and at most from
-itself at inputs each number of which is the next one up or down: what a number in floating point, rounded in another
-way, comes to where the next layer quantizes it.
+[--whole] [--speed 1 2] [--out FILE.json]``. On the CPU the networks have their whole size; CUDA text runs on the CPU
+device, which bears a smaller image or fewer tokens (``--whole`` compiles and proves the whole size without a run). A
+quantum is the scale with which the network's output was quantized; of an output that was not, the scale that quantizing
+it to 8 bits would take. ``ONNX Runtime by itself`` is how far it is from itself without its graph optimizations, and at
+most from itself at inputs each number of which is the next one up or down: what a number in floating point, rounded in
+another way, comes to where the next layer quantizes it. ``--speed`` times calls of the CPU target with so many threads
+beside ONNX Runtime's, in turn.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import shutil
 import subprocess
@@ -29,11 +31,17 @@ from onnx import numpy_helper
 import souffle
 from benchmarks.quantized_networks import NETWORKS, QuantizedNetwork, random_image
 from benchmarks.record import save_results
+from souffle.benchmark.host_way import HostWay, settle
+from souffle.benchmark.peer import Setting
+from souffle.benchmark.registry import peer_named
+from souffle.benchmark.rounds import figures_of, ratio_of, run_in_turn
+from souffle.benchmark.threads import on_cores
 from souffle.cli.output import format_table
 
-__all__ = ["differences", "instructions", "measured", "nearby_quanta", "quantum_of", "runtime_outputs"]
+__all__ = ["differences", "instructions", "measured", "nearby_quanta", "quantum_of", "runtime_outputs", "timed"]
 
 _PRODUCT = re.compile(r"\bsouffle_add_byte_product_\w+\(|\bsouffle_add_dot_\w+\(")
+_ROUNDS = 30
 _NEARBY = 8
 """Inputs that are tried around one."""
 _MACHINE = ("vpdpbusd", "vpdpwssd", "vpmaddwd")
@@ -161,6 +169,32 @@ def measured(
     return result
 
 
+def timed(network: QuantizedNetwork, threads: int) -> dict[str, Any]:
+    """Calls of one whole network beside ONNX Runtime's, in turn, on as many cores as threads."""
+    model = network.whole()
+    inputs = random_image(model, 7)
+    with on_cores(threads):
+        net = souffle.compile(model, target="cpu")
+        setting = Setting("cpu", threads, "fp32")
+        ways = [HostWay(lambda: net(inputs), dict), *peer_named("ort").prepare(model, inputs, setting)]
+        largest, *_ = differences(model, ways[0].outputs(), ways[1].outputs())
+        ours: list[float] = []
+        theirs: list[float] = []
+        run_in_turn(ways, runs=_ROUNDS, warmup=3, cold=False, samples=[ours, theirs], rest=settle)
+    return {
+        "network": network.name,
+        "form": network.form,
+        "threads": threads,
+        "largest_quanta": largest,
+        "packed": sum(buffer.kind == "constant" and "in panels" in buffer.name for buffer in net.plan.buffers),
+        "ours_us": figures_of(ours).median_us,
+        "ours_best_us": min(ours),
+        "ort_us": figures_of(theirs).median_us,
+        "ort_best_us": min(theirs),
+        "ratio": 1 / ratio_of(theirs, ours).median,
+    }
+
+
 def _row(result: Mapping[str, Any]) -> list[str]:
     own = result.get("instructions", {})
     compared = "largest_quanta" in result
@@ -188,9 +222,17 @@ def main() -> None:
     parser.add_argument("--level", default="V4")
     parser.add_argument("--disable", action="append", default=[])
     parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--speed", type=int, nargs="+", metavar="THREADS")
     parser.add_argument("--out")
     arguments = parser.parse_args()
     results = []
+    if arguments.speed:
+        for threads, name in itertools.product(arguments.speed, arguments.networks):
+            results.append(timed(NETWORKS[name], threads))
+            print(results[-1], flush=True)
+            if arguments.out:
+                save_results(arguments.out, "benchmarks.quantized", results)
+        return
     for name in arguments.networks:
         for target in arguments.targets:
             result = measured(

@@ -77,6 +77,7 @@ VIEWS = {
     "torch-models": View(peers.torch_models, ("host",)),
     "onnx-suite": View(peers.onnx_suite, ("operators",)),
     "quantized": View(peers.quantized, ("quantized",)),
+    "quantized-speed": View(peers.quantized_speed, ("host",)),
     # beside what papers report
     "plans": View(papers.plans, ("plans",)),
     "plans-in-memory": View(papers.plans_in_memory, ("plans",)),

@@ -8,7 +8,17 @@ from benchmarks.results_page.files import Record, Source
 from benchmarks.results_page.tables import Table, decimal, scientific, slashed, table
 from benchmarks.results_page.views.typed import typed
 
-__all__ = ["bench", "calls", "host_ratios", "host_speed", "host_throughput", "onnx_suite", "quantized", "torch_models"]
+__all__ = [
+    "bench",
+    "calls",
+    "host_ratios",
+    "host_speed",
+    "host_throughput",
+    "onnx_suite",
+    "quantized",
+    "quantized_speed",
+    "torch_models",
+]
 
 
 def host_speed(source: Source) -> Table:
@@ -204,6 +214,25 @@ def quantized(source: Source, whole: Source) -> Table:
         "difference in quanta | elements that differ | ONNX Runtime from itself, in quanta"
     )
     return table(columns, rows)
+
+
+def quantized_speed(source: Source) -> Table:
+    """Calls of quantized networks on the CPU target beside ONNX Runtime's."""
+
+    def milliseconds(one: Record, who: str) -> str:
+        return f"{one.number(f'{who}_us') / 1e3:.3g} ({one.number(f'{who}_best_us') / 1e3:.3g})"
+
+    rows = (
+        [
+            _QUANTIZED[one.text("network")],
+            one["threads"],
+            milliseconds(one, "ours"),
+            milliseconds(one, "ort"),
+            f"{one.number('ratio'):.2f} ({one.number('ours_best_us') / one.number('ort_best_us'):.2f})",
+        ]
+        for one in source.results
+    )
+    return table("network | threads | Souffle ms | ONNX Runtime ms | of it", rows)
 
 
 def host_throughput(source: Source) -> Table:
