@@ -203,9 +203,7 @@ def _packed(
 def _layout_of(form: CpuContraction, packed: Packed, machine: Machine) -> PackedLayout | None:
     """The layout of one factor of a form; ``None`` where it is no element at a sum of multiples of loops."""
     numbers = form if form.in_numbers is None else form.in_numbers
-    value = (numbers.vector if packed == "columns" else numbers.scalar).value
-    # Words are made of the numbers as they lie there.
-    load = without_casts(value) if form.dot is None else value.value if isinstance(value, tirx.Cast) else value
+    load = _element_of(numbers, packed)
     if not isinstance(load, TensorLoad) or not (form.dot or form.nest.body.buffer.dtype.startswith("float")):
         return None
     axes = numbers.nest.axes
@@ -222,21 +220,37 @@ def _layout_of(form: CpuContraction, packed: Packed, machine: Machine) -> Packed
         if any(stride is None for stride in along):
             return None
         strides.append(tuple((axis.extent, stride) for axis, stride in zip(group, along, strict=True)))
-    word = (1, 0)
-    if form.dot is not None:
-        parted = [i for i, axis in enumerate(numbers.nest.reduce) if axis not in form.nest.reduce]
-        steps, count = list(strides[1]), form.dot.numbers
-        if len(parted) != 1 or len(steps) != len(form.nest.reduce) or steps[parted[0]][0] % count:
-            return None  # words go through several loops, or the last one is filled up
-        extent, stride = steps[parted[0]]
-        word = (count, stride)
-        steps[parted[0]] = (extent // count, stride * count)
-        strides[1] = tuple(steps)
-    size = product(extent for extent, _ in (*strides[0], *strides[1], *strides[2], word))
+    before, steps, columns = strides
+    divided = (steps, (1, 0)) if form.dot is None else _divided_into_words(form, steps)
+    if divided is None:
+        return None
+    steps, word = divided
+    size = product(extent for extent, _ in (*before, *steps, *columns, word))
     if size > _MAX_GROWTH * product(shape_of(load.source)):
         return None
     if packed == "rows":
-        return PackedLayout(int(offset.value), *strides, row_tile(form, machine), word)
-    lanes = machine.lanes(str(form.nest.body.buffer.dtype)) if form.dot is None else form.dot.lanes
-    vectors = form.vectors or panel_vectors(form.width, lanes, machine.vector_registers)
-    return PackedLayout(int(offset.value), *strides, vectors * lanes, word)
+        width = row_tile(form, machine)
+    else:
+        lanes = machine.lanes(str(form.nest.body.buffer.dtype)) if form.dot is None else form.dot.lanes
+        width = lanes * (form.vectors or panel_vectors(form.width, lanes, machine.vector_registers))
+    return PackedLayout(int(offset.value), before, steps, columns, width, word)
+
+
+def _element_of(numbers: CpuContraction, packed: Packed) -> PrimExpr:
+    """What a factor is converted from; integers by one conversion alone, since words are made of them as they lie."""
+    value = (numbers.vector if packed == "columns" else numbers.scalar).value
+    if numbers.nest.body.buffer.dtype.startswith("float"):
+        return without_casts(value)
+    return value.value if isinstance(value, tirx.Cast) else value
+
+
+def _divided_into_words(form: CpuContraction, steps: _Strided) -> tuple[_Strided, tuple[int, int]] | None:
+    """The strides of words, and of the numbers in them, along the loops of a sum of numbers; ``None`` where words go
+    through several loops, or the last one is filled up."""
+    reduce, count = form.in_numbers.nest.reduce, form.dot.numbers
+    parted = [place for place, axis in enumerate(reduce) if axis not in form.nest.reduce]
+    if len(parted) != 1 or len(reduce) != len(form.nest.reduce) or steps[parted[0]][0] % count:
+        return None
+    (place,) = parted
+    extent, stride = steps[place]
+    return (*steps[:place], (extent // count, stride * count), *steps[place + 1 :]), (count, stride)

@@ -37,7 +37,7 @@ _LEAST_NUMBERS = 8
 """Products of a sum: fewer are padding for the most part."""
 _BYTE_DOTS = {512: "llvm.x86.avx512.vpdpbusd.512", 256: "llvm.x86.avx512.vpdpbusd.256"}
 _SHORT_DOTS = {512: "llvm.x86.avx512.vpdpwssd.512", 256: "llvm.x86.avx512.vpdpwssd.256"}
-_ADDING_FEATURES = ("avx512vnni", "avxvnni")
+_ADDING_FEATURES = frozenset({"avx512vnni", "avxvnni"})
 _BYTES = ("int8", "uint8")
 _INTRINSIC = tvm.ir.Op.get("tirx.call_llvm_pure_intrin")
 _SHORT_PAIRS = {512: "llvm.x86.avx512.pmaddw.d.512", 256: "llvm.x86.avx2.pmadd.wd"}
@@ -114,10 +114,9 @@ def safe_dots(nests: Iterable[Nest], dots: Sequence[WordDot]) -> tuple[WordDot, 
         All of the function.
     dots : sequence of WordDot
     """
-    for nest in nests:
-        form = contraction_of(nest)
-        if _multiplies_bytes(nest) and (form is None or in_words(form, dots) is None):
-            return tuple(dot for dot in dots if not dot.adds)
+    forms = (contraction_of(nest) for nest in nests if _multiplies_bytes(nest))
+    if any(form is None or in_words(form, dots) is None for form in forms):
+        return tuple(dot for dot in dots if not dot.adds)
     return tuple(dots)
 
 
@@ -129,7 +128,7 @@ def _multiplies_bytes(nest: Nest) -> bool:
 def plain_target(target: tvm.target.Target, body: tirx.Stmt) -> tvm.target.Target:
     """The target that a scheduled function is compiled for: without instructions that add products of words to words
     where the function has none."""
-    having = [feature for feature in _ADDING_FEATURES if feature in features_of(target)]
+    having = sorted(features_of(target) & _ADDING_FEATURES)
     adding = {codegen.llvm_lookup_intrinsic_id(name) for name in (*_BYTE_DOTS.values(), *_SHORT_DOTS.values())}
     calls = (call for call in collect(body, Call) if call.op.same_as(_INTRINSIC))
     if not having or any(int(call.args[0].value) in adding for call in calls):
