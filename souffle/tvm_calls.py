@@ -14,7 +14,7 @@ from typing import Any
 import tvm_ffi
 from tvm import s_tir, tirx
 
-__all__ = ["PlainSchedule", "collect", "structural_map", "structural_mutate", "structural_walk"]
+__all__ = ["PlainSchedule", "collect", "copied", "structural_map", "structural_mutate", "structural_walk"]
 
 _INNER_FIRST = int(tvm_ffi.structural.WalkOrder.POSTORDER)
 
@@ -48,6 +48,11 @@ def collect(root: Any, kind: type) -> list[Any]:
         return [root] if isinstance(root, kind) else found
     tvm_ffi._ffi_api.StructuralWalk(root, [(*_numbers(kind), found.append)], [], _INNER_FIRST)
     return found
+
+
+def copied(root: Any) -> Any:
+    """A copy that has no node in common with `root`; ``tvm.ir.load_json`` would first look for what older ones wrote."""
+    return tvm_ffi.serialization.from_json_graph_str(tvm_ffi.serialization.to_json_graph_str(root))
 
 
 _LEAVES = (tirx.Var, tirx.IntImm)

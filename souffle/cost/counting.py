@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
@@ -158,6 +159,7 @@ class Counter:
         self.total: dict[str, float] = {field.name: 0.0 for field in fields(Work)}
         self.touched: dict[str, list[tuple[np.ndarray, float]]] = {}
         self.turns = 1.0
+        self.held: set[object] = set()
         self.waiting = {"global_waits": False, "prefetched_waits": False, "shared_waits": False}
 
     def work(self) -> Work:
@@ -174,12 +176,13 @@ class Counter:
     @contextlib.contextmanager
     def where(self, condition: Value, *, negated: bool = False) -> Iterator[None]:
         """What is executed where a condition holds. One on data may hold or not: both of its sides are counted."""
-        outer = self.mask
+        outer, before = self.mask, set(self.held)
         if condition.array is not None:
             held = np.logical_not(condition.array) if negated else condition.array.astype(bool)
             self.mask = held if outer is None else np.logical_and(outer, held)
         yield
         self.mask = outer
+        self.held &= before
 
     def scattered_access(self, buffer: str, *, store: bool) -> None:
         """An access to global memory whose address depends on data: every thread touches a sector of its own."""
@@ -193,7 +196,9 @@ class Counter:
             one_of_each = np.arange(self.samples) * (self.samples + 1)
             self.touched.setdefault(buffer, []).append((one_of_each, threads))
 
-    def shared_access(self, places: np.ndarray | None, unit: int, width: int, each: int) -> None:
+    def shared_access(
+        self, places: np.ndarray | None, unit: int, width: int, each: int, word: object | None = None
+    ) -> None:
         """A load or store of shared memory.
 
         Parameters
@@ -204,9 +209,19 @@ class Counter:
             Bytes of an element of the buffer, and of what one thread touches at once.
         each : int
             How many such accesses one thread makes.
+        word : object, optional
+            What a load reads, where nothing is stored to it in the unrolled loops around: loads of equal words are one,
+            whose registers last until threads meet or a loop begins or ends.
         """
+        if word is not None and word in self.held:
+            return
+        if word is None or places is None:
+            executions = self.executions((), all_loops=True)
+        else:
+            self.held.add(word)
+            executions = self.executions(places.shape, all_loops=True, held=True)
         places, merged = self._merged(places, width)
-        executions = self.executions((), all_loops=True) * (1 / merged)
+        executions *= 1 / merged
         self.count("", executions, each)
         self.total["shared_bytes"] += executions.warps * each * self._bank_bytes(places, unit, width * merged)
 
@@ -223,19 +238,38 @@ class Counter:
         sectors += sum(len(_each_once(part)) * scale for part, scale in cut)
         return sectors * SECTOR / (1 if joint else self.samples)
 
-    def executions(self, shape: Shape, *, all_loops: bool = False, unrolled: bool = True) -> Executions:
-        """How often warps execute something of this shape for one tile, those without a thread at work left out."""
+    def executions(
+        self, shape: Shape, *, all_loops: bool = False, unrolled: bool = True, held: bool = False
+    ) -> Executions:
+        """How often warps execute something of this shape for one tile, those without a thread at work left out.
+
+        Parameters
+        ----------
+        shape : tuple of int
+        all_loops : bool
+            Whether it is executed in each turn of loops too that it does not vary along.
+        unrolled : bool
+            Whether the turns of unrolled loops count.
+        held : bool
+            Whether it is executed once for all turns of the innermost unrolled loops that it does not vary along.
+        """
         mask = self.mask
         if mask is not None:
             shape = joined_shape(shape, mask.shape)
         share = 1.0 if mask is None else self._active(mask)
         count, copies = 1.0, 1.0
+        innermost = len(self.loops) - len(self._unrolled())
         for depth, one in enumerate(self.loops):
             axis = len(shape) - 3 - depth
-            if all_loops or (axis >= 0 and shape[axis] > 1):
+            if (all_loops and not (held and depth >= innermost)) or (axis >= 0 and shape[axis] > 1):
                 count *= 1.0 if one.unrolled and not unrolled else one.turns
                 copies *= (one.turns if unrolled else 1) if one.unrolled else one.written
         return Executions(count * self.warps * share, copies)
+
+    def _unrolled(self) -> list[int]:
+        """The innermost loops that are unrolled together, the innermost first, by their depths."""
+        depths = range(len(self.loops) - 1, -1, -1)
+        return list(itertools.takewhile(lambda depth: self.loops[depth].unrolled, depths))
 
     def _active(self, mask: np.ndarray) -> float:
         """The part of warps that has a thread for which a condition holds."""
@@ -259,7 +293,8 @@ class Counter:
         return (*(loop.turns for loop in reversed(self.loops)), self.samples, self.threads)
 
     def settle(self) -> None:
-        """Loads issued since the last barrier or loop arrive."""
+        """Loads issued since the last barrier or loop arrive, and what of shared memory is in registers is forgotten."""
+        self.held.clear()
         for kind, waits in self.waiting.items():
             if waits:
                 self.total[kind] += self.turns
@@ -349,21 +384,22 @@ class Counter:
         return places, grid, held
 
     def _merged(self, places: np.ndarray | None, width: int) -> tuple[np.ndarray | None, int]:
-        """How many neighbours an unrolled inner loop touches that become one access, and the place of the first.
+        """How many neighbours that unrolled loops touch become one access, and the place of the first.
 
         nvcc joins accesses to shared memory, whose alignment it knows; not those to global memory, of which it knows
         the type alone.
         """
-        inner = self.loops[-1] if self.loops else None
-        if places is None or inner is None or not inner.unrolled or places.ndim != len(self.loops) + 2:
+        if places is None or width >= WIDEST:
             return places, 1
-        turns = places.shape[0]
-        merged = min(turns, WIDEST // width)
-        while merged > 1 and (
-            turns % merged or bool((places[0] % merged).any()) or bool((np.diff(places[:merged], axis=0) != 1).any())
-        ):
-            merged //= 2
-        return (places, 1) if merged <= 1 else (places[::merged], merged)
+        for depth in self._unrolled():
+            axis = places.ndim - 3 - depth
+            if axis < 0 or places.shape[axis] == 1:
+                continue
+            along = np.moveaxis(places, axis, 0)
+            merged = _neighbours(along, WIDEST // width)
+            if merged > 1:
+                return np.moveaxis(along[::merged], 0, axis), merged
+        return places, 1
 
     def _bank_bytes(self, places: np.ndarray | None, unit: int, width: int) -> float:
         """Bytes of the data path that one warp's access to shared memory takes, conflicts included.
@@ -384,6 +420,17 @@ class Counter:
             words = {place // BANK_BYTES + one for place in warp if place >= 0 for one in span}
             transactions += max(collections.Counter(word % _BANKS for word in words).values(), default=0)
         return max(given, transactions * _LINE / len(warps))
+
+
+def _neighbours(places: np.ndarray, most: int) -> int:
+    """How many places along the first axis follow each other from an aligned one, a power of two up to a limit."""
+    turns = places.shape[0]
+    count = 1 << (min(turns, most).bit_length() - 1)
+    while count > 1 and (
+        turns % count or bool((places[0] % count).any()) or bool((np.diff(places[:count], axis=0) != 1).any())
+    ):
+        count //= 2
+    return count
 
 
 def _each_once(places: np.ndarray) -> np.ndarray:

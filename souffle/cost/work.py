@@ -439,7 +439,11 @@ class _Walk(StatementVisitor):
         width, unit = itemsize // each, tvm.DataType(str(buffer.dtype)).itemsize
         waiting = self.counter.waiting
         if shared:
-            self.counter.shared_access(place.array, unit, width, each)
+            if store:
+                self.counter.held.clear()
+            kept = not store and place.key is not None and not any(buffer.same_as(one) for one in self.changing)
+            word = (buffer, self._known(place).key, width, each) if kept else None
+            self.counter.shared_access(place.array, unit, width, each, word)
             waiting["shared_waits"] |= not store
             return self.counter.full_shape()
         waiting["prefetched_waits" if self.into_register else "global_waits"] |= not store

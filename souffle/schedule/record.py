@@ -13,6 +13,7 @@ from tvm import tirx
 
 from souffle.schedule.packed import pack, pack_function, unpack, unpack_function
 from souffle.schedule.recipe import NATIVE_RULE, Recipe
+from souffle.tvm_calls import copied
 from souffle.tvm_compat import const_int, structural_digest
 
 __all__ = [
@@ -226,7 +227,7 @@ def workload_module(func: tirx.PrimFunc) -> tvm.IRModule:
 
     Replaying a trace changes statements of the function in place that others share, so MetaSchedule too copies first.
     """
-    return tvm.ir.load_json(tvm.ir.save_json(tvm.IRModule({"main": named_workload(func)})))
+    return copied(tvm.IRModule({"main": named_workload(func)}))
 
 
 def named_workload(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -102,7 +102,7 @@ def _native_rules(request: GpuRequest) -> list[ms.ScheduleRule]:
         ),
         rules.CrossThreadReduction(thread_extents=[request.threads]),
         rules.ParallelizeVectorizeUnroll(
-            max_jobs_per_core=-1, max_vectorize_extent=-1, unroll_max_steps=[0, 16, 64, 256], unroll_explicit=True
+            max_jobs_per_core=-1, max_vectorize_extent=-1, unroll_max_steps=[0, 16, 64, 256], unroll_explicit=False
         ),
         rules.AutoBind(max_threadblocks=2**31 - 1, thread_extents=[request.threads]),
     ]

@@ -23,6 +23,7 @@ from souffle.program.ieee import with_ieee_arithmetic
 from souffle.program.tvm_passes import simplifying_passes
 from souffle.program.wide import with_long_shapes, with_wide_indices
 from souffle.schedule.gpu.rule import GpuSchedule
+from souffle.schedule.lower.constant_waits import with_constant_waits
 from souffle.schedule.lower.loads_ahead import with_loads_ahead
 from souffle.schedule.lower.printed_conditions import has_vector_select, with_plain_conditions
 from souffle.schedule.lower.shuffle_masks import with_full_masks
@@ -246,7 +247,7 @@ def _device_kernels(
             module = second(_mapped(module, without_gathers, named_results))
             least = max(map(_least_shared_bytes, module.functions.values()))
             _check_shared_bytes(name, least, max_shared_bytes)
-            module = third(_mapped(module, without_names))
+            module = third(_mapped(module, without_names, with_constant_waits))
             _, device = split_host_device_mods(last(synchronized(module, barriers)))
             plain = [
                 _mapped(_device_passes()(mod), with_plain_conditions, with_loads_ahead, with_short_indices)
