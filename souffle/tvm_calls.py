@@ -14,7 +14,16 @@ from typing import Any
 import tvm_ffi
 from tvm import s_tir, tirx
 
-__all__ = ["PlainSchedule", "collect", "copied", "structural_map", "structural_mutate", "structural_walk"]
+__all__ = [
+    "PlainSchedule",
+    "collect",
+    "copied",
+    "of_text",
+    "structural_map",
+    "structural_mutate",
+    "structural_walk",
+    "to_text",
+]
 
 _INNER_FIRST = int(tvm_ffi.structural.WalkOrder.POSTORDER)
 
@@ -50,9 +59,19 @@ def collect(root: Any, kind: type) -> list[Any]:
     return found
 
 
+def to_text(root: Any) -> str:
+    """A node as JSON for this version of TVM alone, as ``tvm.ir.save_json`` gives it."""
+    return tvm_ffi.serialization.to_json_graph_str(root)
+
+
+def of_text(text: str) -> Any:
+    """What :func:`to_text` was given. ``tvm.ir.load_json`` would first look for what older versions wrote."""
+    return tvm_ffi.serialization.from_json_graph_str(text)
+
+
 def copied(root: Any) -> Any:
-    """A copy that has no node in common with `root`; ``tvm.ir.load_json`` would first look for what older ones wrote."""
-    return tvm_ffi.serialization.from_json_graph_str(tvm_ffi.serialization.to_json_graph_str(root))
+    """A copy that has no node in common with `root`."""
+    return of_text(to_text(root))
 
 
 _LEAVES = (tirx.Var, tirx.IntImm)

@@ -293,7 +293,7 @@ class Counter:
         return (*(loop.turns for loop in reversed(self.loops)), self.samples, self.threads)
 
     def settle(self) -> None:
-        """Loads issued since the last barrier or loop arrive, and what of shared memory is in registers is forgotten."""
+        """Loads issued since the last barrier or loop arrive, and registers give up what they hold of shared memory."""
         self.held.clear()
         for kind, waits in self.waiting.items():
             if waits:
@@ -339,7 +339,7 @@ class Counter:
         if places.ndim and places.shape[-1] > 1:
             self.count("int32", self.executions(places.shape, unrolled=False), _ADDRESS)
         sampled, grid, held = self._sampled(places)
-        first = np.broadcast_to(sampled, grid) * unit
+        first = np.broadcast_to(_short(sampled * unit), grid)
         if held is not None:
             first = np.where(held, first, -SECTOR * _LINE)
         # Loops that the index varies along are worked out, but for those cut short.
@@ -420,6 +420,12 @@ class Counter:
             words = {place // BANK_BYTES + one for place in warp if place >= 0 for one in span}
             transactions += max(collections.Counter(word % _BANKS for word in words).values(), default=0)
         return max(given, transactions * _LINE / len(warps))
+
+
+def _short(places: np.ndarray) -> np.ndarray:
+    """Places in 32 bits if these hold them, which NumPy orders in half the time."""
+    short = places.size > 0 and places.min() >= -(2**31) and places.max() < 2**31
+    return places.astype(np.int32) if short else places
 
 
 def _neighbours(places: np.ndarray, most: int) -> int:

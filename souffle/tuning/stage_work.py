@@ -35,6 +35,7 @@ from souffle.schedule.stage import StageDraft
 from souffle.tuning.learned.features import features_of
 from souffle.tuning.sketches import native_context, plain, spaces_of
 from souffle.tuning.trial_plan import trial_plan
+from souffle.tvm_calls import of_text, to_text
 
 __all__ = ["SearchSetting", "build", "look", "packed_setting", "packed_stage", "predict_built", "sketches"]
 
@@ -70,7 +71,7 @@ def packed_setting(request: GpuRequest, device: CostDevice) -> bytes:
 def packed_stage(draft: StageDraft) -> bytes:
     """A stage as it is shared with workers."""
     ends = [[(tensor.shape, tensor.dtype) for tensor in tensors] for tensors in (draft.inputs, draft.outputs)]
-    return pickle.dumps((draft.name, tvm.ir.save_json(draft.func), *ends))
+    return pickle.dumps((draft.name, to_text(draft.func), *ends))
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class _StageWork:
                 f"workers have only Souffle's own: search with on='here'"
             )
         self.name, func, self.inputs, self.outputs = pickle.loads(stage)
-        self.func: tirx.PrimFunc = tvm.ir.load_json(func)
+        self.func: tirx.PrimFunc = of_text(func)
         self.target = cuda_target(self.request.arch)
         self._looked: OrderedDict[str, _Looked | Refused] = OrderedDict()
 

@@ -85,12 +85,11 @@ def _is_global(buffer: Any) -> bool:
 
 def _split_of(loop: tirx.For, written: Sequence[tvm.ir.Var], most_words: float) -> _Split | None:
     """Loops with their reads ahead of their stores, as many turns of the outermost as so many registers hold."""
-    nest = _Nest(written)
-    if not nest.enter(loop, _Place()):
-        return None
     # Where nothing is stored a compiler sees to it, and a product's loop over steps has its own reads ahead.
-    stores = any(_is_global(one.buffer) for one in collect(loop.body, tirx.BufferStore))
-    if not stores or not nest.reads:
+    if not any(_is_global(one.buffer) for one in collect(loop.body, tirx.BufferStore)):
+        return None
+    nest = _Nest(written)
+    if not nest.enter(loop, _Place()) or not nest.reads:
         return None
     turns = const_int(loop.extent)
     for together in range(turns, 1, -1):
