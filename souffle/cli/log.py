@@ -63,14 +63,14 @@ def show_logs(arguments: argparse.Namespace, progress: Progress) -> int:
         return 0
     for number, (log, rows) in enumerate(tables):
         title = f"{log.folder}: {_size_words(log)}"
-        header = (*_HEADER[:6], *(("now",) if arguments.replay else ()), *_HEADER[6:])
+        header = (*_HEADER[:7], *(("now",) if arguments.replay else ()), *_HEADER[7:])
         print_table(header, [_cells(row, arguments.replay) for row in rows], title)
         if number + 1 < len(tables):
             print()
     return 0
 
 
-_HEADER = ("stage", "records", "useful", "best µs", "gain", "figure", "date", "parameters", "schedule")
+_HEADER = ("stage", "records", "tried", "useful", "best µs", "gain", "figure", "date", "parameters", "schedule")
 _MOST_CHARACTERS = 48
 """Of the parameters of a stage in a table; JSON has all of them."""
 
@@ -80,7 +80,7 @@ def _cells(row: StageRow, replay: bool) -> tuple[str, ...]:
     gain = "-" if row.gain is None else f"{row.gain:.2f}"
     figure = f"{row.figure} {row.device}" if row.figure else "none is useful"
     parameters = shorten(row.parameters, _MOST_CHARACTERS, placeholder=" ...")
-    counted = (str(row.records), str(row.useful))
+    counted = (str(row.records), str(row.tried), str(row.useful))
     now = (row.outcome or "-",) if replay else ()
     return (row.stage, *counted, seconds, gain, figure, *now, row.date or "-", parameters, row.best or "-")
 

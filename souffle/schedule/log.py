@@ -1,9 +1,10 @@
 """Tuning logs: schedules found by an earlier search, read back tolerantly (the search itself is ``souffle.tuning``).
 
-A log is a folder with one folder for each architecture, and in it two files of lines of JSON that are only appended to:
-``workloads.jsonl``, stages before they are scheduled, and ``records.jsonl``, candidates of them, each with its recipe,
-its seconds and where these come from. Equal workloads are found by structure, so one log serves every network with the
-same TE. ``souffle log export`` makes MetaSchedule's database of a log.
+A log is a folder with one folder for each architecture, and in it files of lines of JSON that are only appended to:
+``workloads.jsonl``, stages before they are scheduled, ``records.jsonl``, candidates of them, each with its recipe, its
+seconds and where these come from, and ``tried.jsonl``, which candidates have no record any more. Equal workloads are
+found by structure, so one log serves every network with the same TE. ``souffle log export`` makes MetaSchedule's
+database of a log.
 
 A damaged line is named and skipped. No stage and no trace is decoded before a stage with the same parameters asks.
 """
@@ -26,6 +27,7 @@ from souffle.schedule.log_folders import (
     LOG_VARIABLE,
     METASCHEDULE_FILES,
     RECORDS,
+    TRIED,
     WORKLOADS,
     log_folders,
     shipped_log,
@@ -40,14 +42,17 @@ from souffle.schedule.record import (
     named_workload,
     record_of,
     signature_of,
+    workload_digest,
     workload_module,
     workload_of,
 )
+from souffle.schedule.tried import Tried, tried_of, united
 
 __all__ = [
     "FAILED_SECONDS",
     "LOG_VARIABLE",
     "RECORDS",
+    "TRIED",
     "WORKLOADS",
     "LogProblem",
     "Record",
@@ -242,6 +247,24 @@ class TuningLog:
             except DAMAGED as error:
                 self.problem(where, brief(error))
         return tuple(found)
+
+    @cached_property
+    def tried(self) -> tuple[Tried, ...]:
+        """What has no record any more, one of each stage, kind of figure and device."""
+        found = []
+        for where, line in read_lines(self.folder / TRIED, self.problem):
+            try:
+                found.append(tried_of(json.loads(line), self.arch))
+            except DAMAGED as error:
+                self.problem(where, brief(error))
+        return tuple(united(found))
+
+    def marks_of(self, func: tirx.PrimFunc, figure: str, device: str) -> frozenset[bytes]:
+        """The marks of recipes of a stage that were tried and have no record any more."""
+        if not self.tried:
+            return frozenset()
+        places = {(digest, figure, device) for digest in (workload_digest(func), *self.table.digests(func))}
+        return frozenset().union(*(one.marks for one in self.tried if one.place in places))
 
     def of(self, func: tirx.PrimFunc) -> list[Record]:
         """The records of a stage of this structure, in the order of the file."""

@@ -179,7 +179,9 @@ def built_figures(
         What the function is given beside.
     """
     given = given or {}
-    groups = [list(candidates[start : start + _TOGETHER]) for start in range(0, len(candidates), _TOGETHER)]
+    # Neighbours in their order are of one sketch, and those whose text is long would all be in one call.
+    count = -(-len(candidates) // _TOGETHER)
+    groups = [list(candidates[start::count]) for start in range(count)]
     outcomes = yield [_building(stage, function, group, given) for group in groups]
     alone = [look for group, outcome in zip(groups, outcomes, strict=True) if outcome.failure for look in group]
     again: dict[int, dict[str, Any]] = {}
@@ -189,11 +191,12 @@ def built_figures(
             id(look): {"problem": outcome.reason} if outcome.failure else outcome.value[0]
             for look, outcome in zip(alone, singles, strict=True)
         }
-    return [
-        again.get(id(look), {"problem": outcome.reason}) if outcome.failure else outcome.value[place]
+    found = {
+        id(look): again.get(id(look), {"problem": outcome.reason}) if outcome.failure else outcome.value[place]
         for group, outcome in zip(groups, outcomes, strict=True)
         for place, look in enumerate(group)
-    ]
+    }
+    return [found[id(look)] for look in candidates]
 
 
 def _building(

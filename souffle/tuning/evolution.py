@@ -11,7 +11,7 @@ depends on what was drawn before alone. So the number of workers changes nothing
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -75,7 +75,7 @@ Looks = _Drawing[list[Look]]
 def next_candidates(
     spaces: Sequence[Space],
     best: Sequence[tuple[Space, Recipe]],
-    known: Collection[str],
+    known: Container[str],
     count: int,
     threads: int,
     rng: random.Random,
@@ -88,7 +88,7 @@ def next_candidates(
     spaces : sequence of Space
     best : sequence of (Space, Recipe)
         What was found so far, or what is thought to be near; the best first.
-    known : collection of str
+    known : container of str
         Keys of what was built already.
     count : int
     threads : int

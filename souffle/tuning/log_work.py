@@ -15,7 +15,7 @@ from souffle.schedule.gpu.device import SHARING, device_for
 from souffle.schedule.gpu.scheduler import THREADS, gpu_request
 from souffle.schedule.log import RECORDS, Record, TuningLog, Workload
 from souffle.schedule.lower import LoweringError, cuda_target, lower_stage, text_of
-from souffle.tuning.store import LogWriter, NewRecord
+from souffle.tuning.store import LogWriter, NewRecord, marks_of_records
 
 __all__ = ["StageRow", "Verdict", "best_records", "logs_in", "merge", "prune", "stage_name", "stage_rows", "verdicts"]
 
@@ -54,6 +54,7 @@ def merge(sources: Sequence[TuningLog], target: Path) -> list[TuningLog]:
     for log in sources:
         writer = writers.setdefault(log.arch, LogWriter(target, log.arch, cuda_target(log.arch)))
         _copy(log, writer, log.of_workload)
+        writer.append_tried(log.tried)
     for writer in writers.values():
         writer.sort()
     return [writer.read() for writer in writers.values()]
@@ -81,7 +82,7 @@ def best_records(log: TuningLog, digest: str, keep: int) -> list[Record]:
 
 
 def prune(log: TuningLog, keep: int, target: Path | None = None) -> TuningLog:
-    """Keep the best records of each workload, and no workload without one.
+    """Keep the best records of each workload, and no workload without one; of others, that they were tried.
 
     Parameters
     ----------
@@ -104,7 +105,11 @@ def prune(log: TuningLog, keep: int, target: Path | None = None) -> TuningLog:
         writer.reduce(lambda now: [one for digest in now.table.workloads for one in best_records(now, digest, keep)])
     else:
         writer = LogWriter(target, log.arch, cuda_target(log.arch))
-        _copy(log, writer, lambda digest: best_records(log, digest, keep))
+        kept = {digest: best_records(log, digest, keep) for digest in log.table.workloads}
+        _copy(log, writer, lambda digest: kept[digest])
+        places = {record.where for records in kept.values() for record in records}
+        left = marks_of_records(record for record in log.records if record.where not in places)
+        writer.append_tried([*log.tried, *left])
         writer.sort()
     return writer.read()
 
@@ -179,6 +184,8 @@ class StageRow:
         Shapes and dtypes, in words.
     records, failed, useful : int
         How many there are, how many cannot be used, and how many are as good as the rules' own choice.
+    tried : int
+        How many were tried, with those of which no record was kept.
     best : str
         Its recipe, or nothing.
     seconds : float or None
@@ -195,6 +202,7 @@ class StageRow:
     records: int
     failed: int
     useful: int
+    tried: int = 0
     best: str = ""
     seconds: float | None = None
     figure: str = ""
@@ -211,7 +219,9 @@ def stage_rows(log: TuningLog, *, replay: bool = False) -> Iterator[StageRow]:
         records = log.of_workload(digest)
         useful = sorted((one for one in records if one.useful), key=lambda one: one.rank(product))
         failed = sum(record.failed for record in records)
-        row = (stage_name(workload), _words(workload.signature), len(records), failed, len(useful))
+        left = sum(len(one.marks) for one in log.tried if one.workload == digest)
+        tried = len(records) + left
+        row = (stage_name(workload), _words(workload.signature), len(records), failed, len(useful), tried)
         if not useful:
             yield StageRow(*row)
             continue

@@ -93,7 +93,8 @@ def search(
         shared = SharedStage(task.name, engine.share(packed_stage(task.stage.draft)), setting, limits or Limits())
         one = StageSearch(task, request.arch, request.threads, bench, writer, shared, seed, ranker)
         records = log.of(task.stage.draft.func)
-        return one, one.begin(records, () if records else near(task))
+        tried = log.marks_of(task.stage.draft.func, bench.figure, bench.device)
+        return one, one.begin(records, () if records else near(task), tried)
 
     turns = _Turns(map(begun, tasks), trials, seconds)
     line = _Line(engine, trials, len(tasks), turns, progress)

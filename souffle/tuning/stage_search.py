@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from souffle.decision import Refused
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.recipe import Recipe
 from souffle.schedule.record import Record
+from souffle.schedule.tried import KnownRecipes
 from souffle.schedule.tuned import crowding
 from souffle.tuning.bench import CandidateBench, Figures
 from souffle.tuning.evolution import Look, next_candidates
@@ -86,7 +87,7 @@ class StageSearch:
     exhausted: bool = False
     seconds_spent: float = 0.0
     spaces: tuple[Space, ...] = ()
-    _known: set[str] = field(default_factory=set)
+    _known: KnownRecipes = field(default_factory=KnownRecipes)
     _found: list[_Found] = field(default_factory=list)
     _near: list[Recipe] = field(default_factory=list)
     _looks: dict[str, Look | Refused] = field(default_factory=dict)
@@ -99,7 +100,9 @@ class StageSearch:
         """Of the best candidate so far."""
         return self._found[0].seconds if self._found else None
 
-    def begin(self, records: Sequence[Record], near: Sequence[Recipe]) -> Asking[None]:
+    def begin(
+        self, records: Sequence[Record], near: Sequence[Recipe], tried: Collection[bytes] = ()
+    ) -> Asking[None]:
         """Have the sketches made, and take in what logs hold.
 
         Parameters
@@ -108,6 +111,8 @@ class StageSearch:
             Of the stage.
         near : sequence of Recipe
             Of stages like it, where it has no records.
+        tried : collection of bytes
+            Marks of what a log has no record of any more.
         """
         seed = self.seed % (2**31 - 2) + 1
         job = self.shared.job(f"{_WORK}:sketches", "sketches", {"seed": seed, "rule": self.task.stage.schedule.rule})
@@ -122,6 +127,7 @@ class StageSearch:
         for record in records:
             if record.origin.figure == self.bench.figure and record.origin.device == self.bench.device:
                 self._recall(record)
+        self.trials += self._known.add_marks(tried)
         self.old_trials = self.trials
         fitted = (fitted_recipe(recipe, self.spaces) for recipe in near)
         self._near = [recipe for recipe in fitted if recipe is not None]
@@ -134,6 +140,8 @@ class StageSearch:
             return
         self._known.add(recipe.key)
         self.trials += 1
+        if self.own_seconds is None and record.origin.own_seconds > 0:
+            self.own_seconds = record.origin.own_seconds
         if record.failed or self._space_of(recipe) is None:
             return
         origin = record.origin
@@ -157,7 +165,7 @@ class StageSearch:
         rng = random.Random(f"{self.seed}:{self.task.stage.draft.digest}:{self.trials}")
         chosen: list[Look] = []
         own = yield from self._own_look()
-        if own is not None and own.recipe.key not in self._known:
+        if own is not None and not self._known.has_key(own.recipe.key):
             chosen.append(own)
         if count > len(chosen):
             chosen += yield from self._next(count - len(chosen), {look.recipe.key for look in chosen}, rng)
@@ -182,7 +190,7 @@ class StageSearch:
         best = [one.recipe for one in self._found] or self._near
         parents = [(space, recipe) for recipe in best if (space := self._space_of(recipe)) is not None]
         evolution = next_candidates(
-            self.spaces, parents, self._known | taken, count, self.threads, rng, self._ranked
+            self.spaces, parents, self._known.with_keys(taken), count, self.threads, rng, self._ranked
         )
         try:
             asked = next(evolution)

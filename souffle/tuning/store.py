@@ -18,13 +18,14 @@ from tvm import tirx
 
 import souffle
 from souffle.errors import OptionError
-from souffle.schedule.log import RECORDS, WORKLOADS, Record, RecordOrigin, TuningLog, WorkloadTable, brief
+from souffle.schedule.log import RECORDS, TRIED, WORKLOADS, Record, RecordOrigin, TuningLog, WorkloadTable, brief
 from souffle.schedule.recipe import Recipe
 from souffle.schedule.record import DAMAGED, record_line, record_of, workload_digest, workload_line, workload_of
+from souffle.schedule.tried import Tried, mark_of, tried_line, tried_of, united
 from souffle.tvm_compat import TVM_PIN
 from souffle.whole_files import append_lines, replace_file
 
-__all__ = ["LogWriter", "NewRecord", "origin_now"]
+__all__ = ["LogWriter", "NewRecord", "marks_of_records", "origin_now"]
 
 _LOCK = ".lock"
 
@@ -128,10 +129,23 @@ class LogWriter:
                 self._extend(WORKLOADS, workload_line(func, digest, name))
             self._extend(RECORDS, lines)
 
+    def append_tried(self, several: Sequence[Tried]) -> None:
+        """Append what was tried and has no record.
+
+        Raises
+        ------
+        OptionError
+            If the file cannot be written.
+        """
+        if several:
+            with self._naming(), self._locked():
+                self._extend(TRIED, b"".join(tried_line(one, self.arch) for one in several))
+
     def sort(self) -> None:
         """Bring the files into their canonical order, without duplicates and damaged lines.
 
-        Records go by workload, figure, device, trial and recipe. Two are duplicates if all is equal but the day.
+        Records go by workload, figure, device, trial and recipe. Two are duplicates if all is equal but the day. What
+        was tried is one line for each workload, figure and device.
 
         Raises
         ------
@@ -141,9 +155,10 @@ class LogWriter:
         with self._naming(), self._locked():
             self._replace(WORKLOADS, _sorted_workloads(self._whole_lines(WORKLOADS)))
             self._replace(RECORDS, _sorted_records(self._whole_lines(RECORDS)))
+            self._replace(TRIED, _sorted_tried(self._whole_lines(TRIED), self.arch))
 
     def reduce(self, choose: Callable[[TuningLog], Iterable[Record]]) -> None:
-        """Keep chosen records, and the workloads that they are of, in canonical order.
+        """Keep chosen records, and the workloads that they are of, in canonical order; of others, that they were tried.
 
         Parameters
         ----------
@@ -156,9 +171,13 @@ class LogWriter:
             If the files cannot be written.
         """
         with self._naming(), self._locked():
-            kept = list(choose(_read(TuningLog(self.folder, self.arch))))
+            log = _read(TuningLog(self.folder, self.arch))
+            kept = list(choose(log))
             places, digests = {record.where for record in kept}, {record.workload for record in kept}
             records = [(where, line) for where, line in self._whole_lines(RECORDS) if where in places]
+            left = [one for one in log.records if one.where not in places]
+            self._extend(TRIED, b"".join(tried_line(one, self.arch) for one in marks_of_records(left)))
+            self._replace(TRIED, _sorted_tried(self._whole_lines(TRIED), self.arch))
             # Whoever reads meanwhile finds no record without its workload.
             self._replace(RECORDS, _sorted_records(records))
             self._replace(WORKLOADS, _sorted_workloads(self._whole_lines(WORKLOADS), digests))
@@ -225,8 +244,19 @@ class LogWriter:
             ) from error
 
 
+def marks_of_records(records: Iterable[Record]) -> list[Tried]:
+    """What is left of records that are left out; of one whose recipe cannot be decoded, nothing."""
+    found = []
+    for record in records:
+        with contextlib.suppress(*DAMAGED):
+            origin = record.origin
+            mark = frozenset({mark_of(record.recipe.key)})
+            found.append(Tried(record.workload, origin.figure, origin.device, mark))
+    return united(found)
+
+
 def _read(log: TuningLog) -> TuningLog:
-    _ = log.records
+    _ = log.records, log.tried
     return log
 
 
@@ -274,6 +304,17 @@ def _sorted_records(lines: Sequence[tuple[str, bytes]]) -> list[bytes]:
             order = (False, record.workload, origin.figure, origin.device, origin.trial)
         groups.setdefault(order, []).append((record, data, line))
     return [line for order in sorted(groups) for line in _distinct(groups[order])]
+
+
+def _sorted_tried(lines: Sequence[tuple[str, bytes]], arch: str) -> list[bytes]:
+    """One line for each workload, figure and device."""
+    found = []
+    for where, line in lines:
+        try:
+            found.append(tried_of(json.loads(line), arch))
+        except DAMAGED as error:
+            _skipped(where, brief(error))
+    return [tried_line(one, arch).rstrip(b"\n") for one in united(found)]
 
 
 def _distinct(group: Sequence[tuple[Record | None, dict[str, Any], bytes]]) -> list[bytes]:

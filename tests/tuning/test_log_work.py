@@ -176,7 +176,7 @@ def run(capsys, *arguments: object) -> tuple[int, str, str]:
 def test_show(log: Path, capsys) -> None:
     status, out, _ = run(capsys, "log", "show", log, "--quiet")
     row = out.splitlines()[-1].split()
-    assert status == 0 and row[:6] == ["dense_add", "5", "3", "2.50", "1.60", "predicted"]
+    assert status == 0 and row[:7] == ["dense_add", "5", "5", "3", "2.50", "1.60", "predicted"]
     assert "float32[64,48]" in out and "5 records of 1 stages" in out.splitlines()[0]
     status, out, _ = run(capsys, "log", "show", log, "--json", "--quiet", "--replay", "--tasks", "^dense")
     (found,) = json.loads(out)
