@@ -16,7 +16,7 @@ from souffle.errors import CompilerNotFoundError, DeviceError, OptionError
 from souffle.tuning.board import job_seconds, parse_board_address
 from souffle.tuning.evolution import Look
 from souffle.tuning.shared_stage import SharedStage, lacks_seconds
-from souffle.workers import Check, Engine, Job, Outcome
+from souffle.workers import Check, Engine, Job, Outcome, Places
 from souffle.workers.cases import Asking
 
 __all__ = [
@@ -116,6 +116,8 @@ class MeasuringBench:
         ``"gpu"`` where a worker owns the GPU.
     seconds : float, optional
         That a measurement may take; as for other jobs without.
+    places : Places, optional
+        The boards, of which each measurement takes one.
     """
 
     device: str
@@ -123,6 +125,7 @@ class MeasuringBench:
     given: dict[str, Any] = field(default_factory=lambda: {"driver": ""})
     resource: str = "gpu"
     seconds: float | None = None
+    places: Places | None = None
     figure = "measured"
 
     def __post_init__(self) -> None:
@@ -149,7 +152,7 @@ class MeasuringBench:
         return [self._figures(one, values.get(id(one), one)) for one in built]
 
     def _job(self, stage: SharedStage, payload: dict[str, Any]) -> Job:
-        job = stage.job(self.function, "a measurement", payload, resource=self.resource)
+        job = stage.job(self.function, "a measurement", payload, resource=self.resource, places=self.places)
         return job if self.seconds is None else replace(job, seconds=self.seconds)
 
     def _figures(self, built: dict[str, Any], value: dict[str, Any]) -> Figures:
@@ -279,7 +282,8 @@ def _board_bench(measure: str, device: CostDevice, engine: Engine) -> MeasuringB
     if outcome.failure:
         raise DeviceError(f"measure={measure!r}: {outcome.reason}")
     name = _right_gpu(measure, outcome.value, device)
-    return MeasuringBench(name, "souffle.tuning.board:measure", given, "cpu", job_seconds(address))
+    places = Places(measure, outcome.value["boards"])
+    return MeasuringBench(name, "souffle.tuning.board:measure", given, "cpu", job_seconds(address), places)
 
 
 def _right_gpu(measure: str, found: dict[str, str], device: CostDevice) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from souffle.workers import Job
+from souffle.workers import Job, Places
 
 __all__ = ["Limits", "SharedStage", "lacks_seconds"]
 
@@ -43,7 +43,15 @@ class SharedStage:
     setting: str
     limits: Limits
 
-    def job(self, function: str, label: str, payload: Mapping[str, Any], *, resource: Any = "cpu") -> Job:
+    def job(
+        self,
+        function: str,
+        label: str,
+        payload: Mapping[str, Any],
+        *,
+        resource: Any = "cpu",
+        places: Places | None = None,
+    ) -> Job:
         """A job about it."""
         return Job(
             function,
@@ -53,6 +61,7 @@ class SharedStage:
             self.limits.seconds,
             self.limits.memory_mb,
             resource,
+            places,
         )
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import heapq
 import queue
 import threading
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, TypeVar
 
-from souffle.workers.job import Check, Engine, Job, Outcome
+from souffle.workers.job import Check, Engine, Job, Outcome, Places
 
 __all__ = ["Asking", "Cases"]
 
@@ -41,6 +41,12 @@ class _Step(Generic[_Name, _Result]):
     number: int
     outcomes: list[Outcome | None]
     missing: int
+
+
+_Entry = tuple[tuple, int, _Step[_Name, _Result], int, Job, "Check | None"]
+"""A job that waits: its order, its number, whose it is, at which place of its step, and its check."""
+
+_Answer = tuple[_Step[_Name, _Result], int, "Places | None", Future[Outcome]]
 
 
 class Cases(Generic[_Name, _Result]):
@@ -76,10 +82,13 @@ class Cases(Generic[_Name, _Result]):
     ) -> None:
         self._engine, self._interrupted = engine, interrupted
         self._cases = iter(cases)
-        self._answers: queue.SimpleQueue[tuple[_Step[_Name, _Result], int, Future[Outcome]]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[_Answer[_Name, _Result]] = queue.SimpleQueue()
         self._ended: deque[tuple[_Name, _Result]] = deque()
         self._ahead, self._order = ahead, order
-        self._waiting: list[tuple[tuple, int, _Step[_Name, _Result], int, Job, Check | None]] = []
+        self._waiting: list[_Entry[_Name, _Result]] = []
+        # Jobs that wait until a place is free, and how many are taken, by the names of places.
+        self._held: defaultdict[str, list[_Entry[_Name, _Result]]] = defaultdict(list)
+        self._taken_places: Counter[str] = Counter()
         self._asked = self._given = self._numbered = 0
 
     def add(self, cases: Iterable[tuple[_Name, Asking[_Result]]]) -> None:
@@ -107,7 +116,7 @@ class Cases(Generic[_Name, _Result]):
     def rest(self) -> Iterator[tuple[_Name, _Result]]:
         """After an interrupt: cases that have ended and were not given yet. Nothing further is asked of workers."""
         while not self._answers.empty():
-            step, place, future = self._answers.get()
+            step, place, _, future = self._answers.get()
             if not future.cancelled() and future.exception() is None and self._is_complete(step, place, future):
                 self._advance(step.name, step.asking, step.number + 1, step.outcomes, ask=False)
         yield from self._taken()
@@ -130,10 +139,14 @@ class Cases(Generic[_Name, _Result]):
         while not self._answers.empty():
             self._hear(self._answers.get())
 
-    def _hear(self, answer: tuple[_Step[_Name, _Result], int, Future[Outcome]]) -> None:
-        step, place, future = answer
+    def _hear(self, answer: _Answer[_Name, _Result]) -> None:
+        step, place, places, future = answer
         self._asked -= 1
         self._given -= 1
+        if places is not None:
+            self._taken_places[places.name] -= 1
+            if self._held[places.name]:
+                heapq.heappush(self._waiting, heapq.heappop(self._held[places.name]))
         if self._is_complete(step, place, future):
             self._advance(step.name, step.asking, step.number + 1, step.outcomes)
         self._give()
@@ -172,17 +185,23 @@ class Cases(Generic[_Name, _Result]):
     def _give(self) -> None:
         """Give workers jobs that wait."""
         while self._waiting and self._given < _AHEAD * max(1, self._engine.workers):
-            _, _, *job = heapq.heappop(self._waiting)
-            self._submit(*job)
+            entry = heapq.heappop(self._waiting)
+            places = entry[4].places
+            if places is None or self._taken_places[places.name] < places.count:
+                self._submit(*entry[2:])
+            else:
+                heapq.heappush(self._held[places.name], entry)
 
     def _submit(self, step: _Step[_Name, _Result], place: int, job: Job, check: Check | None) -> None:
         caller = threading.get_ident()
 
         def hear(future: Future[Outcome]) -> None:
             if threading.get_ident() != caller or not self._interrupted():
-                self._answers.put((step, place, future))
+                self._answers.put((step, place, job.places, future))
 
         self._given += 1
+        if job.places is not None:
+            self._taken_places[job.places.name] += 1
         self._engine.submit(job, check).add_done_callback(hear)
         if self._interrupted():
             raise KeyboardInterrupt  # once more, for the first may have been swallowed on its way

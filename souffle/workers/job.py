@@ -8,10 +8,25 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
-__all__ = ["Check", "Engine", "Job", "Outcome"]
+__all__ = ["Check", "Engine", "Job", "Outcome", "Places"]
 
 Check = Callable[[Any], str]
 """Says of what a worker gave why it cannot be true, or nothing; called where the job was submitted."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """What there are so many of, whoever's workers use them, such as the boards of a tracker.
+
+    Attributes
+    ----------
+    name : str
+    count : int
+        1 or more.
+    """
+
+    name: str
+    count: int
 
 
 @dataclass(frozen=True)
@@ -35,6 +50,9 @@ class Job:
         Its worker may hold so much, in MB; more ends the job.
     resource : {"cpu", "gpu"}
         ``"gpu"``: only workers that own a GPU take it, and one of them takes one at a time.
+    places : Places, optional
+        It takes one of them. :class:`souffle.workers.cases.Cases` gives workers no more such jobs at a time than there
+        are places, so that no worker waits for one that has other jobs to do.
     """
 
     function: str
@@ -44,6 +62,7 @@ class Job:
     seconds: float | None = None
     memory_mb: int | None = None
     resource: Literal["cpu", "gpu"] = "cpu"
+    places: Places | None = None
 
 
 @dataclass(frozen=True)
