@@ -1,7 +1,7 @@
 """What searches tried of a stage and a shortened log has no record of, so that none tries it again.
 
-A recipe is four bytes here, its mark. Two of one stage have the same one once in a hundred million; a search then
-leaves out a recipe that it has not tried.
+A recipe is four bytes here, its mark. A new one has that of one of a hundred others once in forty million times; a
+search then leaves out a recipe that it has not tried.
 """
 
 from __future__ import annotations

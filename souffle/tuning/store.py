@@ -175,8 +175,9 @@ class LogWriter:
             kept = list(choose(log))
             places, digests = {record.where for record in kept}, {record.workload for record in kept}
             records = [(where, line) for where, line in self._whole_lines(RECORDS) if where in places]
-            left = [one for one in log.records if one.where not in places]
-            self._extend(TRIED, b"".join(tried_line(one, self.arch) for one in marks_of_records(left)))
+            left = marks_of_records(one for one in log.records if one.where not in places)
+            if left:
+                self._extend(TRIED, b"".join(tried_line(one, self.arch) for one in left))
             self._replace(TRIED, _sorted_tried(self._whole_lines(TRIED), self.arch))
             # Whoever reads meanwhile finds no record without its workload.
             self._replace(RECORDS, _sorted_records(records))
