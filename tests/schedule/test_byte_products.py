@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import tvm
+from onnx.reference import ReferenceEvaluator
 from tvm import te, tirx
 
 import souffle
@@ -16,7 +17,7 @@ from souffle.schedule.cpu import build_cpu
 from souffle.schedule.cpu.host import host_target, machine_of, missing_instructions
 from souffle.schedule.cpu.words import dots_of
 from souffle.schedule.gpu.emit import mma_instructions
-from tests.frontend.support import node_model, reference
+from tests.frontend.support import node_model
 
 CUDA = {"target": "cuda", "device": "cpu", "cubin": False}
 PAIRS = list(itertools.product(("uint8", "int8"), repeat=2))
@@ -41,7 +42,9 @@ def convolution(left, right, channels):
 
 
 def agrees(network, model, feeds):
-    (want,) = reference(model, feeds).values()
+    """Against ONNX's own evaluator: ONNX Runtime's sums of a byte without a sign and one with it are cut off to 16 bits
+    where a processor has no instruction that adds them as words."""
+    (want,) = ReferenceEvaluator(model).run(None, feeds)
     return np.array_equal(np.asarray(network(feeds)["y0"]), want)
 
 

@@ -68,6 +68,7 @@ VIEWS = {
     # searches
     "search-workers": View(searching.workers, ()),
     "search-clusters": View(searching.played_clusters, ()),
+    "searched": View(searching.searched, ("predicted-fp32", "predicted-mixed")),
     # beside others
     "host-speed": View(peers.host_speed, ("host",)),
     "calls": View(peers.calls, ("host",)),

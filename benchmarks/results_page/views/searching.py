@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.results_page.files import Source
 from benchmarks.results_page.tables import Table, table
 
-__all__ = ["played_clusters", "workers"]
+__all__ = ["played_clusters", "searched", "workers"]
 
 
 def workers(source: Source) -> Table:
@@ -24,6 +24,23 @@ def workers(source: Source) -> Table:
         if one["kind"] == "real"
     )
     return table("engine | stages | candidates | s | candidates/s | times the first | busy | the same log", rows)
+
+
+def searched(source: Source) -> Table:
+    """What schedules of logs bring whole models."""
+    rows = (
+        [
+            *(one[key] for key in ("model", "arch", "precision", "stages", "tried", "taken")),
+            *(f"{one.number(key):,.1f}" for key in ("own_us", "log_us")),
+            f"{one.number('ratio'):.3f}",
+        ]
+        for one in source.results
+    )
+    return table(
+        "model | arch | precision | stages | candidates | schedules of the log that V4 takes | "
+        "rules' own, µs | with the log, µs | ratio",
+        rows,
+    )
 
 
 def played_clusters(source: Source) -> Table:
