@@ -51,7 +51,7 @@ LOWEST = {
 NETWORKS = {"models", "errors"}
 HIGHEST = {
     *("staging", "pipeline", "dump", "request", "background", "api", "searching", "loading", "versions"),
-    *("onnx_backend", "torch"),
+    *("onnx_backend", "torch", "byte_products"),
     *("reference", "benchmark", "doctor", "doctor_trial", "debug", "reporting", "evaluation", "cli", "__main__"),
     "kept",
 }

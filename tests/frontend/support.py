@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
-import pytest
 from onnx import helper, numpy_helper
 
+from souffle.byte_products import with_exact_sums
 from souffle.frontend import import_onnx
 from souffle.program import TEProgram
 from souffle.program.evaluate import evaluate
+from souffle.reference import sums_are_exact
 
-__all__ = [
-    "assert_same",
-    "compare",
-    "model_of",
-    "node_model",
-    "random_inputs",
-    "reference",
-    "skip_where_bytes_are_cut_off",
-]
+__all__ = ["assert_same", "compare", "model_of", "node_model", "random_inputs", "reference"]
 
 
 def model_of(
@@ -88,31 +80,14 @@ def random_inputs(program: TEProgram, seed: int = 0) -> dict[str, np.ndarray]:
 
 def reference(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The outputs by ONNX Runtime, without its graph optimizations."""
+    if not sums_are_exact():
+        model = with_exact_sums(model)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(None, dict(inputs)), strict=True))
-
-
-def skip_where_bytes_are_cut_off(model: onnx.ModelProto, *, optimized: bool = False) -> None:
-    """Leave a test out whose reference is wrong here: products of a byte without a sign and one with it.
-
-    ONNX Runtime adds two of them in 16 bits, and cuts the sum off, where a processor has no instruction that adds four
-    in a word (AVX-512 VNNI or AVX VNNI). Its optimizations take bytes with a sign for others without one.
-    """
-    kinds = {one.data_type for one in model.graph.initializer}
-    kinds |= {one.type.tensor_type.elem_type for one in model.graph.input}
-    if (optimized or kinds >= {onnx.TensorProto.UINT8, onnx.TensorProto.INT8}) and not _adds_words():
-        pytest.skip("ONNX Runtime cuts sums of byte products off on this processor")
-
-
-@cache
-def _adds_words() -> bool:
-    x, w = np.full((1, 64), 255, np.uint8), np.full((64, 16), 127, np.int8)
-    model = node_model("MatMulInteger", [("uint8", x.shape), w])
-    return bool((reference(model, {"x0": x})["y0"] == 64 * 255 * 127).all())
 
 
 def assert_same(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray], rtol: float = 1e-4) -> None:

@@ -13,14 +13,7 @@ from souffle.errors import UnsupportedOperatorError
 from souffle.frontend import import_onnx
 from souffle.program.evaluate import evaluate
 from souffle.tvm_compat import reduce_node
-from tests.frontend.support import (
-    assert_same,
-    model_of,
-    node_model,
-    random_inputs,
-    reference,
-    skip_where_bytes_are_cut_off,
-)
+from tests.frontend.support import assert_same, model_of, node_model, random_inputs, reference
 
 CONTRIB = "com.microsoft"
 RNG = np.random.default_rng(0)
@@ -159,7 +152,6 @@ def named(cases):
 @pytest.mark.parametrize(("operator", "inputs", "options"), named(quantized_cases()))
 def test_operators_on_quantized_tensors(operator, inputs, options):
     model, feeds = of(operator, inputs, options)
-    skip_where_bytes_are_cut_off(model)
     got, want = evaluate(import_onnx(model), feeds), reference(model, feeds)
     for name, value in want.items():
         if value.dtype.kind == "f":
@@ -172,7 +164,6 @@ def test_operators_on_quantized_tensors(operator, inputs, options):
 @pytest.mark.parametrize(("operator", "inputs", "options"), named(contrib_cases()))
 def test_operators_of_the_optimizer(operator, inputs, options):
     model, feeds = of(operator, inputs, options)
-    skip_where_bytes_are_cut_off(model)
     half = any(value.dtype == np.float16 for value in feeds.values())
     assert_same(evaluate(import_onnx(model), feeds), reference(model, feeds), 2e-3 if half else 1e-4)
 
