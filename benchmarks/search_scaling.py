@@ -93,11 +93,12 @@ class _Drawn:
         self._digests.pop(id(job), None)
 
 
-def _tasks(names: Sequence[str], level: str, arch: str) -> tuple[Task, ...]:
+def model_tasks(names: Sequence[str], **options: Any) -> tuple[Task, ...]:
+    """The distinct stages of models at paper size; options as for :func:`souffle.compile`."""
     units = []
     for name in names:
         loaded = programs_of(models.build(name, "paper"), ModelOptions(None, None, None, True))
-        units += [stages_of(program, level=level, arch=arch, cubin=False) for _, program in loaded]
+        units += [stages_of(program, cubin=False, **options) for _, program in loaded]
     return tasks_of(units)
 
 
@@ -238,7 +239,7 @@ def main() -> int:
     parser.add_argument("--out", help="where to write the results as JSON")
     arguments = parser.parse_args()
     setting = _Setting(arguments.arch)
-    tasks = _tasks(arguments.models, arguments.level, arguments.arch)
+    tasks = model_tasks(arguments.models, level=arguments.level, arch=arguments.arch)
     results: list[dict[str, Any]] = []
     words = [f"local:{count}" for count in arguments.local] + ([f"ray:{arguments.ray}"] if arguments.ray else [])
     if words:

@@ -13,16 +13,13 @@ from typing import Any
 
 import souffle
 from benchmarks.record import kept_results, save_results
+from benchmarks.search_scaling import model_tasks
 from souffle import models
 from souffle.cli.output import format_table
 from souffle.cost import device_of_arch
-from souffle.frontend.model_options import ModelOptions
-from souffle.pipeline import stages_of
 from souffle.runtime.explain import predicted_seconds
 from souffle.schedule.log import TuningLog
 from souffle.schedule.log_folders import shipped_log
-from souffle.tuning import tasks_of
-from souffle.versions import programs_of
 
 _COLUMNS = ("model", "arch", "precision", "stages", "tried", "taken", "own_us", "log_us", "ratio")
 
@@ -37,9 +34,8 @@ def row(name: str, arch: str, precision: str, folder: Path) -> dict[str, Any]:
         Of the logs.
     """
     model = models.build(name, "paper")
-    loaded = programs_of(model, ModelOptions(None, None, None, True))
-    units = [stages_of(program, arch=arch, precision=precision, cubin=False) for _, program in loaded]
-    tasks, log, product = tasks_of(units), TuningLog(folder / arch, arch), device_of_arch(arch).product
+    tasks = model_tasks([name], arch=arch, precision=precision)
+    log, product = TuningLog(folder / arch, arch), device_of_arch(arch).product
     tried = [_trials(log, task.stage.draft.func, product) for task in tasks]
     times = {}
     taken = 0

@@ -74,7 +74,7 @@ def tune(
     arch : str, optional
         As for :func:`compile`.
     log : path
-        The folder of the logs. The architecture's own, inside, holds MetaSchedule's two files.
+        The folder of the logs. The architecture's own is inside; ``tuning_logs/README.md`` describes its files.
     level, precision, fusion, policy, partition, reductions, disable, batch, dims, constants
         As for :func:`compile`; they decide which stages there are.
     device : str, optional

@@ -219,7 +219,7 @@ class Counter:
             executions = self.executions((), all_loops=True)
         else:
             self.held.add(word)
-            executions = self.executions(places.shape, all_loops=True, held=True)
+            executions = self.executions(self._shape_in_registers(places.shape))
         places, merged = self._merged(places, width)
         executions *= 1 / merged
         self.count("", executions, each)
@@ -238,30 +238,16 @@ class Counter:
         sectors += sum(len(_each_once(part)) * scale for part, scale in cut)
         return sectors * SECTOR / (1 if joint else self.samples)
 
-    def executions(
-        self, shape: Shape, *, all_loops: bool = False, unrolled: bool = True, held: bool = False
-    ) -> Executions:
-        """How often warps execute something of this shape for one tile, those without a thread at work left out.
-
-        Parameters
-        ----------
-        shape : tuple of int
-        all_loops : bool
-            Whether it is executed in each turn of loops too that it does not vary along.
-        unrolled : bool
-            Whether the turns of unrolled loops count.
-        held : bool
-            Whether it is executed once for all turns of the innermost unrolled loops that it does not vary along.
-        """
+    def executions(self, shape: Shape, *, all_loops: bool = False, unrolled: bool = True) -> Executions:
+        """How often warps execute something of this shape for one tile, those without a thread at work left out."""
         mask = self.mask
         if mask is not None:
             shape = joined_shape(shape, mask.shape)
         share = 1.0 if mask is None else self._active(mask)
         count, copies = 1.0, 1.0
-        innermost = len(self.loops) - len(self._unrolled())
         for depth, one in enumerate(self.loops):
             axis = len(shape) - 3 - depth
-            if (all_loops and not (held and depth >= innermost)) or (axis >= 0 and shape[axis] > 1):
+            if all_loops or (axis >= 0 and shape[axis] > 1):
                 count *= 1.0 if one.unrolled and not unrolled else one.turns
                 copies *= (one.turns if unrolled else 1) if one.unrolled else one.written
         return Executions(count * self.warps * share, copies)
@@ -270,6 +256,16 @@ class Counter:
         """The innermost loops that are unrolled together, the innermost first, by their depths."""
         depths = range(len(self.loops) - 1, -1, -1)
         return list(itertools.takewhile(lambda depth: self.loops[depth].unrolled, depths))
+
+    def _shape_in_registers(self, shape: Shape) -> Shape:
+        """As executed whose result stays in registers: in all loops, but once for the turns of the innermost unrolled
+        ones that it does not vary along."""
+        unrolled, turns = self._unrolled(), []
+        for depth, loop in enumerate(self.loops):
+            axis = len(shape) - 3 - depth
+            varies = axis >= 0 and shape[axis] > 1
+            turns.append(loop.turns if varies or depth not in unrolled else 1)
+        return (*reversed(turns), 1, self.threads)
 
     def _active(self, mask: np.ndarray) -> float:
         """The part of warps that has a thread for which a condition holds."""

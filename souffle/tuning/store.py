@@ -21,7 +21,7 @@ from souffle.errors import OptionError
 from souffle.schedule.log import RECORDS, TRIED, WORKLOADS, Record, RecordOrigin, TuningLog, WorkloadTable, brief
 from souffle.schedule.recipe import Recipe
 from souffle.schedule.record import DAMAGED, record_line, record_of, workload_digest, workload_line, workload_of
-from souffle.schedule.tried import Tried, mark_of, tried_line, tried_of, united
+from souffle.schedule.tried import Tried, mark_of, tried_line, united
 from souffle.tvm_compat import TVM_PIN
 from souffle.whole_files import append_lines, replace_file
 
@@ -155,7 +155,7 @@ class LogWriter:
         with self._naming(), self._locked():
             self._replace(WORKLOADS, _sorted_workloads(self._whole_lines(WORKLOADS)))
             self._replace(RECORDS, _sorted_records(self._whole_lines(RECORDS)))
-            self._replace(TRIED, _sorted_tried(self._whole_lines(TRIED), self.arch))
+            self._replace(TRIED, _tried_lines(TuningLog(self.folder, self.arch).tried, self.arch))
 
     def reduce(self, choose: Callable[[TuningLog], Iterable[Record]]) -> None:
         """Keep chosen records, and the workloads that they are of, in canonical order; of others, that they were tried.
@@ -176,9 +176,7 @@ class LogWriter:
             places, digests = {record.where for record in kept}, {record.workload for record in kept}
             records = [(where, line) for where, line in self._whole_lines(RECORDS) if where in places]
             left = marks_of_records(one for one in log.records if one.where not in places)
-            if left:
-                self._extend(TRIED, b"".join(tried_line(one, self.arch) for one in left))
-            self._replace(TRIED, _sorted_tried(self._whole_lines(TRIED), self.arch))
+            self._replace(TRIED, _tried_lines([*log.tried, *left], self.arch))
             # Whoever reads meanwhile finds no record without its workload.
             self._replace(RECORDS, _sorted_records(records))
             self._replace(WORKLOADS, _sorted_workloads(self._whole_lines(WORKLOADS), digests))
@@ -307,15 +305,9 @@ def _sorted_records(lines: Sequence[tuple[str, bytes]]) -> list[bytes]:
     return [line for order in sorted(groups) for line in _distinct(groups[order])]
 
 
-def _sorted_tried(lines: Sequence[tuple[str, bytes]], arch: str) -> list[bytes]:
-    """One line for each workload, figure and device."""
-    found = []
-    for where, line in lines:
-        try:
-            found.append(tried_of(json.loads(line), arch))
-        except DAMAGED as error:
-            _skipped(where, brief(error))
-    return [tried_line(one, arch).rstrip(b"\n") for one in united(found)]
+def _tried_lines(several: Iterable[Tried], arch: str) -> list[bytes]:
+    """One line for each workload, figure and device, in their order."""
+    return [tried_line(one, arch).rstrip(b"\n") for one in united(several)]
 
 
 def _distinct(group: Sequence[tuple[Record | None, dict[str, Any], bytes]]) -> list[bytes]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from souffle.tvm_calls import structural_map
-from souffle.tvm_compat import collect, const_int, sequence, substitute, variables
+from souffle.tvm_compat import collect, const_int, sequence, variables
 
 __all__ = ["with_constant_waits"]
 
@@ -32,9 +32,7 @@ def with_constant_waits(function: tirx.PrimFunc) -> tirx.PrimFunc:
 def _written_out(loop: tirx.For) -> tirx.Stmt:
     if not isinstance(loop.extent, tirx.IntImm) or const_int(loop.extent) > _MOST_TURNS or not _decides_wait(loop):
         return loop
-    return sequence(
-        *(_renamed(substitute(loop.body, {loop.loop_var: loop.min + turn})) for turn in range(const_int(loop.extent)))
-    )
+    return sequence(*(_turn(loop, turn) for turn in range(const_int(loop.extent))))
 
 
 def _decides_wait(loop: tirx.For) -> bool:
@@ -42,8 +40,9 @@ def _decides_wait(loop: tirx.For) -> bool:
     return any(loop.loop_var.same_as(one) for count in counts for one in variables(count))
 
 
-def _renamed(body: tirx.Stmt) -> tirx.Stmt:
-    """A copy whose loops and names are its own."""
+def _turn(loop: tirx.For, number: int) -> tirx.Stmt:
+    """One turn, whose loops and names are its own."""
+    body = loop.body
     bound = [one.loop_var for one in collect(body, tirx.For)] + [one.var for one in collect(body, tirx.Bind)]
-    own = {old: tirx.Var(str(old.name), old.ty) for old in bound}
-    return structural_map(body, (tirx.Var, lambda var: own.get(var, var)))
+    table = {old: tirx.Var(str(old.name), old.ty) for old in bound} | {loop.loop_var: loop.min + number}
+    return structural_map(body, (tirx.Var, lambda var: table.get(var, var)))
