@@ -110,6 +110,7 @@ def verify_logs(arguments: argparse.Namespace, progress: Progress) -> int:
     with _unlogged():
         found = [verdict for log in logs for verdict in verdicts(log, progress)]
     failed = sum(record.failed for log in logs for record in log.records)
+    left = sum(len(one.marks) for log in logs for one in log.tried)
     progress.done()
     problems = [problem for log in logs for problem in log.problems]
     status = 1 if problems or any(verdict.outcome == "unfit" for verdict in found) else 0
@@ -129,6 +130,8 @@ def verify_logs(arguments: argparse.Namespace, progress: Progress) -> int:
             print(f"{counts[outcome]:7} {words}")
     if failed:
         print(f"{failed} more say that a candidate cannot be used, and are not tried.")
+    if left:
+        print(f"{left} more were tried, and no record of them was kept.")
     if problems:
         print(f"{len(problems)} parts are damaged.")
     return status

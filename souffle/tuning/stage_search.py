@@ -247,7 +247,8 @@ class StageSearch:
             own = own_seconds or 0.0
             records.append(self._record(look.recipe, figures, look.tiles, look.shared_bytes, look.text, own, number))
         self.writer.append(self.task.stage.draft.func, records, self.task.name)
-        self.trials += len(records)
+        # The rule's own may have been tried before, of which no more than that was known.
+        self.trials += len(records) - sum(look.recipe.key in self._known for look in chosen)
         for look, figures in zip(chosen, found, strict=True):
             self._known.add(look.recipe.key)
             if not figures.problem:

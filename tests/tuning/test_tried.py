@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from souffle.cli.main import main
 from souffle.cost import device_of_arch
 from souffle.pipeline import stages_of
 from souffle.schedule.gpu import GpuRequest
@@ -74,6 +75,7 @@ def test_a_search_goes_on_from_a_pruned_log(tasks, whole: Path, pruned: Path) ->
     kept, tried = keys(pruned), keys(whole)
     more = run(tasks, pruned, TRIALS + 5)
     assert [task.new_trials for task in more.tasks] == [5, 5]
+    assert [task.new_trials for task in run(tasks, pruned, TRIALS + 5).tasks] == [0, 0]
     # But for the rules' own schedules, which others are compared with, nothing is tried a second time.
     own = {(record.workload, record.recipe.key) for record in log_in(whole).records if record.origin.trial == 0}
     assert not ((keys(pruned) - kept) & tried) - own
@@ -95,13 +97,16 @@ def test_what_was_tried_survives_what_is_done_with_logs(tasks, whole: Path, prun
     assert [task.new_trials for task in run(tasks, tmp_path / "both", TRIALS + 1).tasks] == [1, 1]
 
 
-def test_damaged_lines_are_named_and_skipped(tasks, pruned: Path) -> None:
+def test_damaged_lines_are_named_and_skipped(tasks, pruned: Path, capsys: pytest.CaptureFixture) -> None:
     path = pruned / ARCH / TRIED
     lines = path.read_bytes()
     path.write_bytes(b'{"marks": 3}\n' + lines + lines.splitlines()[0][:40])
     log = log_in(pruned)
     assert list(log.tried) == united(tried_of(json.loads(line), ARCH) for line in lines.splitlines())
     assert [problem.where for problem in log.problems] == [f"{path}:1", f"{path}:{len(lines.splitlines()) + 2}"]
+    assert main(["log", "verify", str(pruned), "--quiet"]) == 1
+    said = capsys.readouterr().out
+    assert f"{path}:1: KeyError" in said and f"{2 * TRIALS - len(log.records)} more were tried" in said
     LogWriter(pruned, ARCH, TARGET).sort()
     assert path.read_bytes() == lines
     assert [task.new_trials for task in run(tasks, pruned, TRIALS).tasks] == [0, 0]
