@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,6 +12,7 @@ from souffle.analysis import Analysis, analyze
 from souffle.choice import (
     JoinTrials,
     KernelPrices,
+    KernelSchedules,
     PatternKernels,
     StationaryWeights,
     Trial,
@@ -21,6 +22,7 @@ from souffle.choice import (
     with_parts,
 )
 from souffle.codegen.stage_meter import StageMeter
+from souffle.cost import KernelForecast
 from souffle.cost.device import device_of_arch
 from souffle.cost.kernel import forecast_on
 from souffle.cost.stage_price import price_on
@@ -35,8 +37,8 @@ from souffle.schedule.gpu.device import device_for
 from souffle.schedule.gpu.scheduler import GpuScheduler
 from souffle.schedule.log import TuningLog, open_log
 from souffle.schedule.lower.stages import lower_stages
-from souffle.schedule.stage import LoopStage, Stages, Unit, flat_stages, map_stages
-from souffle.schedule.tuned import TunedAnswers, tuned_stages
+from souffle.schedule.stage import LoopStage, Stage, Stages, Unit, flat_stages, map_stages
+from souffle.schedule.tuned import KnownSchedule, TunedAnswers, known_schedules, tuned_stages
 from souffle.stitching.fusion import fusion_of
 from souffle.transform import absorb_ramps, roll, spread_reads
 
@@ -105,14 +107,16 @@ def stage_program(
                 ways[accepted((*apart, *placed))] = (spread, (*decided, *apart, *placed))
             ways = {done: (made, (*before, *_refused(absorbed))) for done, (made, before) in ways.items()}
 
-    def staged(program: TEProgram, decided: tuple[Decision, ...]) -> Staged:
-        return _Staging(hook("two_phase", program), decided, options, scheduler, logs, progress, hook).best()
+    def staged(program: TEProgram, decided: tuple[Decision, ...]) -> tuple[_Staging, Staged]:
+        staging = _Staging(hook("two_phase", program), decided, options, scheduler, logs, progress, hook)
+        return staging, staging.best()
 
     found = {done: staged(*way) for done, way in ways.items()}
-    best = min(found, key=lambda done: found[done].seconds)
+    seconds = {done: one.seconds for done, (_, one) in found.items()}
+    best = min(seconds, key=seconds.__getitem__)
     # What a hook has seen last is what is compiled.
-    last = found[best] if best == list(found)[-1] or hook is keep else staged(*ways[best])
-    return replace(last, decisions=(*last.decisions, *ways_taken({done: one.seconds for done, one in found.items()})))
+    staging, last = found[best] if best == list(found)[-1] or hook is keep else staged(*ways[best])
+    return staging.with_schedules_of_kernels(replace(last, decisions=(*last.decisions, *ways_taken(seconds))))
 
 
 def _refused(decisions: Iterable[Decision]) -> tuple[Decision, ...]:
@@ -141,6 +145,7 @@ class _Staging:
         measure = options.cubin and self.planner.measures
         self.meter = StageMeter(options.arch, scheduler.target, measure=measure, cache_dir=options.cache_dir)
         self.dependences = TileDependences()
+        self.own: dict[str, Stage] = {}
         self.given = frozenset(item.name for item in program.tes if isinstance(item, Loop))
 
     def best(self) -> Staged:
@@ -162,7 +167,7 @@ class _Staging:
 
     def tried(self, unrolled: Mapping[str, str]) -> tuple[Staged, Mapping[str, str]]:
         """The stages and kernels with some loops taken apart, and which others may be worth it."""
-        level, options, hook = self.level, self.options, self.hook
+        level, hook = self.level, self.hook
         rolled, loops = roll(self.program, unrolled) if level.merge else (self.program, ())
         rolled = hook("roll", rolled)
         policy, planned = JoinPolicy(level.vertical, self.on_chip), ()
@@ -177,14 +182,15 @@ class _Staging:
         stages, joined = form_stages(rolled, analysis, self.scheduler, policy)
         stages, chosen = self.with_joins_that_pay(stages, analysis)
         stages = hook("schedule", Stages(stages))
+        self.own |= {stage.draft.digest: stage for stage in flat_stages(stages)}
         stages, tuned = self.tuned(stages, analysis)
         self.progress(f"lowering {len(stages)} stages")
         stages = hook("lower", Stages(self.meter.measured(lower_stages(stages, self.scheduler.target))))
-        predicted = partial(forecast_on, options.arch, analysis.program, graph=options.graph, ahead=level.reuse)
+        predicted = self.predicted(analysis)
         forecast = predicted(stages)
         request = PartitionRequest(stages, self.device, analysis, forecast)
         if level.reuse and forecast is not None:
-            prices = KernelPrices(analysis.program.constants, self.dependences, self.options.waiting)
+            prices = self.prices(analysis)
             kernels = choose_kernels(self.planner, request, forecast, prices, self.given)
             partition, seconds, wanted = kernels.partition, kernels.seconds, kernels.worth_unrolling
             if "weights" in self.on_chip:
@@ -210,10 +216,7 @@ class _Staging:
         if device_of_arch(self.options.arch) is None or len(flat_stages(every)) == len(flat_stages(stages)):
             return stages, ()
         ready = self.meter.measured(lower_stages(self.tuned(every, analysis)[0], self.scheduler.target))
-        forecast = forecast_on(
-            self.options.arch, analysis.program, ready, graph=self.options.graph, ahead=self.level.reuse
-        )
-        prices = KernelPrices(analysis.program.constants, self.dependences, self.options.waiting)
+        forecast, prices = self.predicted(analysis)(ready), self.prices(analysis)
         lowered = dict(zip(flat_stages(every), flat_stages(ready), strict=True))
 
         def predicted(units: Sequence[Unit], *, undo: bool) -> float:
@@ -225,6 +228,33 @@ class _Staging:
         # From what is best with the planner's cuts, so that to undo them can only gain.
         cut = JoinTrials(analysis.program, stages, partial(predicted, undo=False)).found
         return JoinTrials(analysis.program, stages, partial(predicted, undo=True), cut.apart).best()
+
+    def predicted(self, analysis: Analysis) -> Callable[[Sequence[Unit]], KernelForecast]:
+        """What is predicted of stages of a program."""
+        options = self.options
+        return partial(forecast_on, options.arch, analysis.program, graph=options.graph, ahead=self.level.reuse)
+
+    def prices(self, analysis: Analysis) -> KernelPrices:
+        """What kernels of a program take."""
+        return KernelPrices(analysis.program.constants, self.dependences, self.options.waiting)
+
+    def with_schedules_of_kernels(self, staged: Staged) -> Staged:
+        """Some stages with another of the schedules that logs hold, where the network is faster so."""
+        request = staged.request
+        if not self.logs or not self.level.reuse or request.forecast is None:
+            return staged
+
+        def known(stage: Stage) -> Sequence[KnownSchedule]:
+            return known_schedules(stage, self.own[stage.draft.digest], self.logs, self.device)
+
+        self.progress("trying schedules of logs in their kernels")
+        prices, predicted = self.prices(request.analysis), self.predicted(request.analysis)
+        schedules = KernelSchedules(known, prices, predicted, self.meter.measured)
+        best = schedules.best(Trial(request, staged.partition, staged.seconds))
+        decisions = (*staged.decisions, *schedules.decisions)
+        return replace(
+            staged, request=best.request, partition=best.partition, seconds=best.seconds, decisions=decisions
+        )
 
     def tuned(self, stages: Sequence[Unit], analysis: Analysis) -> tuple[Sequence[Unit], tuple[Decision, ...]]:
         """The stages with the schedules that a log has for them."""

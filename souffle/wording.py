@@ -5,12 +5,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-__all__ = ["counted", "did_you_mean"]
+__all__ = ["counted", "did_you_mean", "minutes_and_seconds"]
 
 
 def counted(number: int, what: str, plural: str = "") -> str:
     """``1 tile``, ``12 tiles``; `plural` where it is not `what` with an s."""
     return f"{number} {what if number == 1 else plural or f'{what}s'}"
+
+
+def minutes_and_seconds(seconds: float) -> str:
+    """``2 min 5 s``."""
+    whole, rest = divmod(round(seconds), 60)
+    return f"{whole} min {rest} s"
 
 
 def did_you_mean(name: object, known: Sequence[str], most: int = 3) -> str:

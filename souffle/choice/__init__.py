@@ -4,7 +4,9 @@ from souffle.choice.joins import JoinTrials, with_parts
 from souffle.choice.kernels import ChosenKernels, choose_kernels
 from souffle.choice.patterns import PatternKernels
 from souffle.choice.prices import KernelPrice, KernelPrices
-from souffle.choice.stationary import StationaryWeights, Trial
+from souffle.choice.schedules import KernelSchedules
+from souffle.choice.stationary import StationaryWeights
+from souffle.choice.trial import Trial
 from souffle.choice.ways import accepted, ways_taken
 
 __all__ = [
@@ -12,6 +14,7 @@ __all__ = [
     "JoinTrials",
     "KernelPrice",
     "KernelPrices",
+    "KernelSchedules",
     "PatternKernels",
     "StationaryWeights",
     "Trial",

@@ -24,10 +24,11 @@ __all__ = ["KernelPrice", "KernelPrices", "runs_of"]
 
 @dataclass(frozen=True)
 class KernelPrice:
-    """What one launch of a kernel takes, and its barriers of the whole grid."""
+    """What one launch of a kernel takes, its barriers of the whole grid, and the teams of a block."""
 
     times: KernelTimes
     grid_syncs: int
+    teams: int = 1
 
     @property
     def seconds(self) -> float:
@@ -83,6 +84,19 @@ class KernelPrices:
             self._alone[stage, fetches] = times
         return self._alone[stage, fetches]
 
+    def like(
+        self, price: KernelPrice, units: Sequence[Unit], request: PartitionRequest, forecast: KernelForecast
+    ) -> float:
+        """Seconds of some units in a kernel with the barriers and teams of one whose price is known.
+
+        Nothing is planned: where tiles wait for tiles and stages run side by side is left out, so that it compares
+        only with what it says of other units.
+        """
+        block = forecast.together(flat_stages(units))
+        tiles, fetches = max(stage.schedule.tiles for stage in flat_stages(units)), self.fetches(request, forecast)
+        how = {"fewer": True, "fetches": fetches, "teams": price.teams}
+        return forecast.times(units, block, tiles, price.grid_syncs, **how).seconds
+
     def fetches(self, request: PartitionRequest, forecast: KernelForecast) -> bool:
         """Whether the code of the network's stages is more than an instruction cache holds."""
         if self._fetches[0] is not request.stages:
@@ -101,7 +115,7 @@ class KernelPrices:
         shape, options = plan.shape, {"teams": plan.shape.team_count, "groups": plan.groups}
         waits = shape.grid_syncs, shape.flag_waits
         times = forecast.times(units, block, shape.tiles, *waits, fewer=True, fetches=fetches, **options)
-        return KernelPrice(times, shape.grid_syncs)
+        return KernelPrice(times, shape.grid_syncs, shape.team_count)
 
 
 def runs_of(unit: Unit) -> int:

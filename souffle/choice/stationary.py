@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from souffle.choice.prices import KernelPrices, runs_of
+from souffle.choice.trial import Trial, exchanged, pays, same_kernel
 from souffle.cost import KernelForecast
 from souffle.cost.predict import registers_with_constants
 from souffle.decision import Decision, Refused, TooMany
-from souffle.partition import Partition, PartitionRequest
 from souffle.schedule.gpu.rules.stationary_sums import stationary_schedules
 from souffle.schedule.gpu.scheduler import GpuScheduler
 from souffle.schedule.lower import DeviceFunction, KeptLoads, LoweringError, keep_loads, lower_stage
@@ -32,7 +32,7 @@ from souffle.schedule.lower.kept_arrays import SCOPES
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages, map_stages
 
-__all__ = ["StationaryWeights", "Trial", "pays"]
+__all__ = ["StationaryWeights"]
 
 _PRICED = 3
 """Tilings of a stage for which the whole kernel is priced, those of the fastest runs."""
@@ -42,22 +42,6 @@ _LEAST_BYTES = 1 << 12
 
 _SMALL = 64
 """So much less than the largest constant of a stage is a small one."""
-
-
-@dataclass(frozen=True, eq=False)
-class Trial:
-    """Stages and kernels, and what they are predicted to take.
-
-    Attributes
-    ----------
-    request : PartitionRequest
-    partition : Partition
-    seconds : float
-    """
-
-    request: PartitionRequest
-    partition: Partition
-    seconds: float
 
 
 @dataclass(eq=False)
@@ -188,7 +172,7 @@ class StationaryWeights:
                 refused.append(seconds)
             else:
                 found.append((seconds, kept))
-        tried = [self._priced(trial, kernel, unit, stage, kept) for _, kept in sorted(found, key=_first)[:_PRICED]]
+        tried = [self._priced(trial, unit, stage, kept) for _, kept in sorted(found, key=_first)[:_PRICED]]
         run.lacks_room |= any(isinstance(one, TooMany) for one in refused) and not tried
         if not tried:
             return None, _why(refused) or "no tiles of it fit"
@@ -205,7 +189,7 @@ class StationaryWeights:
         """What a run of the stage takes in its kernel, with its share of the time to read what stays."""
         units = _with_kept(trial.request.stages, unit, stage, kept)
         forecast = self.forecast(units)
-        block = forecast.together(flat_stages(_same(trial, units, kernel)))
+        block = forecast.together(flat_stages(same_kernel(trial, units, kernel)))
         blocks = forecast.resident(block) * forecast.device.sm_count
         if blocks < kept.schedule.tiles:
             held = f"{block.threads} threads of {block.registers} registers"
@@ -215,24 +199,13 @@ class StationaryWeights:
         runs, kept = runs_of(unit), _of_draft(units, stage)
         return forecast.seconds(kept, block) + forecast.fill_seconds(kept, block, blocks, runs) / runs
 
-    def _priced(self, trial: Trial, kernel: int, unit: LoopStage, stage: Stage, kept: Stage) -> Trial:
+    def _priced(self, trial: Trial, unit: LoopStage, stage: Stage, kept: Stage) -> Trial:
         """The network with a stage in the place of another."""
         (ready,) = self.measured([kept])
         if ready.resources.measured:
             kept = replace(ready, resources=replace(ready.resources, kept_registers=kept.kept.registers))
         units = _with_kept(trial.request.stages, unit, stage, kept)
-        forecast = self.forecast(units)
-        request = replace(trial.request, stages=units, forecast=forecast)
-        subprograms = []
-        for number, sub in enumerate(trial.partition.subprograms):
-            stages = _same(trial, units, number)
-            most = max(1, forecast.resident(forecast.together(flat_stages(stages))))
-            subprograms.append(replace(sub, stages=stages, blocks_per_sm=min(sub.blocks_per_sm, most)))
-        partition = replace(trial.partition, subprograms=tuple(subprograms))
-        # What else is in the network takes as long as it did.
-        before = self.prices.kernel(trial.partition.subprograms[kernel], trial.request, trial.request.forecast).seconds
-        after = self.prices.kernel(subprograms[kernel], request, forecast).seconds
-        return Trial(request, partition, trial.seconds - before + after)
+        return exchanged(trial, units, self.prices, self.forecast(units))
 
     def _ways(self, run: _Pass, unit: LoopStage, stage: Stage, scope: str) -> Iterator[Stage | Refused]:
         """The stage with its constants on chip: in the tiles that it has, and in such as are made for it."""
@@ -287,11 +260,6 @@ class StationaryWeights:
         return replace(stage, schedule=function.schedule, functions=(kept.use,), kept=kept, resources=used)
 
 
-def pays(made: Trial, before: Trial) -> bool:
-    """Whether a network is predicted to take less than it did."""
-    return made.seconds < before.seconds
-
-
 def _why(refused: Iterable[Refused]) -> str:
     """Why no way is one, each reason once; of what needs too many of something, the way that needs least."""
     reasons: dict[str, list[Refused]] = {}
@@ -325,12 +293,6 @@ def _with_kept(units: Sequence[Unit], loop: LoopStage, stage: Stage, kept: Stage
 def _of_draft(units: Sequence[Unit], stage: Stage) -> Stage:
     """The stage in another's place."""
     return next(one for one in flat_stages(units) if one.draft is stage.draft)
-
-
-def _same(trial: Trial, units: Sequence[Unit], kernel: int) -> tuple[Unit, ...]:
-    """The units of a kernel among others of the same program: a loop that is in both is one."""
-    same = dict(zip(trial.request.stages, units, strict=True))
-    return tuple(same.get(unit, unit) for unit in trial.partition.subprograms[kernel].stages)
 
 
 def _first(pair: tuple[float, Stage]) -> float:

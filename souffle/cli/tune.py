@@ -12,6 +12,7 @@ from souffle.cli.interruption import INTERRUPTED
 from souffle.cli.model_options import model_options
 from souffle.cli.output import Progress, format_table, write_json
 from souffle.options import LEVELS
+from souffle.wording import counted
 
 if TYPE_CHECKING:
     from souffle.tuning import TaskReport, TuningReport
@@ -100,7 +101,8 @@ def _table(report: TuningReport) -> str:
     if report.ranking:
         lines.append(f"What to measure was chosen {report.ranking}.")
     if report.lost:
-        lines.append(f"{report.lost} attempts lost with their worker, by time or by nonsense; each was made once more.")
+        lost = counted(report.lost, "attempt")
+        lines.append(f"{lost} lost with a worker, by time or by nonsense; each was made once more.")
     if report.interrupted:
         lines.append("Interrupted; the same command goes on from here.")
     return "\n".join(lines)

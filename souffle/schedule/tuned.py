@@ -33,9 +33,11 @@ from souffle.schedule.recipe import Recipe
 from souffle.schedule.stage import LoopStage, Stage, StageDraft, Unit, draft_stage, map_stages
 
 __all__ = [
+    "KnownSchedule",
     "TunedAnswers",
     "crowding",
     "followed",
+    "known_schedules",
     "native_schedule",
     "searched_stages",
     "text_of",
@@ -45,6 +47,10 @@ __all__ = [
 _MOST_PREDICTED = 16
 """Records of a stage that today's model is asked about, those that the model of their day thought best: each has to be
 lowered for it, and a search leaves hundreds."""
+
+_MOST_KNOWN = 4
+"""Records of a stage that are tried in its kernel, as the model of their day ranked them: whole networks are priced
+with each."""
 
 _CHANGED = ", of another text than its recipe makes now"
 
@@ -200,6 +206,53 @@ class TunedAnswers:
         if isinstance(best, Refused):
             return answer
         return replace(answer, schedule=best.schedule, tiles=best.schedule.tiles, functions=best.functions)
+
+
+@dataclass(frozen=True, eq=False)
+class KnownSchedule:
+    """A schedule that a stage may have, lowered, and where it is from."""
+
+    schedule: GpuSchedule
+    functions: tuple[DeviceFunction, ...]
+    told: str
+
+
+def known_schedules(
+    stage: Stage, own: Stage, logs: Sequence[TuningLog], device: GpuDevice
+) -> tuple[KnownSchedule, ...]:
+    """What rules and logs know for a stage, also what would crowd out others: whoever asks knows its kernel.
+
+    Parameters
+    ----------
+    stage : Stage
+        As it is.
+    own : Stage
+        As the rules scheduled it.
+    logs, device
+        See :func:`tuned_stages`.
+
+    Returns
+    -------
+    tuple of KnownSchedule
+        The rules' own, then the best records, without those that spill. None where no log has any, or where `stage` has
+        a schedule that was measured on a GPU, of which a prediction says nothing new.
+    """
+    records = [(record, log) for log in logs for record in log.of(own.draft.func) if record.useful]
+    records.sort(key=lambda pair: pair[0].rank(device.name))
+    if not records:
+        return ()
+    of_this = ("", text_of(stage.functions))
+    if any(one.origin.figure == "measured" and one.origin.text in of_this for one, _ in records):
+        return ()
+    found = []
+    for record, log in records[:_MOST_KNOWN]:
+        tuned = _used(record, log, own, own.draft.func, device, None, False, [])
+        if tuned is not None and not record.origin.spill_bytes:
+            found.append(KnownSchedule(tuned.schedule, tuned.functions, f"schedule from the log, {tuned.summary}"))
+    functions = own.functions or _lowered(own.schedule, device.arch)
+    if not isinstance(functions, Refused):
+        found.insert(0, KnownSchedule(own.schedule, functions, f"rule {own.schedule.rule}'s own choice"))
+    return tuple(found)
 
 
 def crowding(tiles: int, registers: int, shared_bytes: int, own_tiles: int, device: GpuDevice) -> Refused | None:

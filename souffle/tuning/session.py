@@ -22,6 +22,7 @@ from souffle.tuning.stage_search import BATCH, LearnedRanker, StageSearch
 from souffle.tuning.stage_work import packed_setting, packed_stage
 from souffle.tuning.store import LogWriter
 from souffle.tuning.tasks import Task
+from souffle.wording import counted, minutes_and_seconds
 from souffle.workers import Engine, Outcome, WorkersLostError
 from souffle.workers.cases import Asking, Cases
 
@@ -236,17 +237,16 @@ class _Line:
         done = sum(one.trials - one.old_trials for one in searches)
         open_ = sum(self._trials - one.trials for one in searches if self._turns.is_open(one))
         rate = done / (now - self._start) if done else 0.0
-        workers = self._engine.workers
-        parts = [f"{workers} worker{'' if workers == 1 else 's'}", f"{rate:.1f} candidates/s"]
+        parts = [counted(self._engine.workers, "worker"), f"{rate:.1f} candidates/s"]
         parts.append(f"task {searches.index(last) + 1}/{self._tasks} {last.task.name}")
         best = "none works yet" if last.best_seconds is None else f"best {last.best_seconds * 1e6:.1f} µs"
         own = "" if last.own_seconds is None else f" (rule's own {last.own_seconds * 1e6:.1f} µs)"
         parts.append(f"trial {last.trials}/{self._trials}, {best}{own}")
         if self._turns.lost:
-            parts.append(f"{self._turns.lost} attempts lost")
+            parts.append(f"{counted(self._turns.lost, 'attempt')} lost")
         if rate:
             left = open_ / rate
             if self._turns.end_time is not None:
                 left = min(left, max(0.0, self._turns.end_time - now))
-            parts.append(f"{left / 60:.0f} min {left % 60:.0f} s left")
+            parts.append(f"{minutes_and_seconds(left)} left")
         return ", ".join(parts)

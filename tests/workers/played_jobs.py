@@ -67,6 +67,13 @@ def sleep(payload: float, shared: Shared) -> float:
     return payload
 
 
+def wait_until_told(payload: str, shared: Shared) -> str:
+    """Go on once there is a file of that name."""
+    while not Path(payload).exists():
+        time.sleep(0.01)
+    return payload
+
+
 def hold_lock(payload: int, shared: Shared) -> None:
     """C code that has Python's lock, for longer than anybody waits."""
     re.match(r"(a+)+$", "a" * payload + "b")

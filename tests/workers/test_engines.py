@@ -182,12 +182,14 @@ def test_workers_keep_to_themselves(engine: Engine, capfd: pytest.CaptureFixture
 @APART
 def test_jobs_are_cancelled(engine: Engine, tmp_path: Path) -> None:
     """What waits is not begun, and what runs is not tried again."""
-    blocking = [engine.submit(job("tell_and", (str(tmp_path / str(n)), "sleep", 0.5))) for n in range(2)]
+    told = str(tmp_path / "told")
+    blocking = [engine.submit(job("tell_and", (str(tmp_path / str(n)), "wait_until_told", told))) for n in range(2)]
     wait_for(lambda: all((tmp_path / str(n)).exists() for n in range(2)))
     # More than an engine hands on ahead of time.
     waiting = [engine.submit(job("tell_and", (str(tmp_path / f"w{n}"), "sleep", 0.0))) for n in range(40)]
     assert all(future.cancel() for future in [*reversed(waiting), blocking[0]])
-    assert blocking[1].result(timeout=120).value == 0.5
+    Path(told).touch()
+    assert blocking[1].result(timeout=120).value == told
     assert outcome(engine, "double", 1).value == 2
     assert sum((tmp_path / f"w{n}").exists() for n in range(40)) <= 12
     with pytest.raises(CancelledError):
