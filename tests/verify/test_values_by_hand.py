@@ -207,6 +207,23 @@ def test_where_a_stage_writes_may_depend_on_data() -> None:
     assert by_hand(doubled, body, tiles="all").covered
 
 
+def test_elements_that_no_output_needs_may_be_computed() -> None:
+    """Their indices are data as any other: such as the definition allows for each of its tensors are drawn."""
+    x, chosen = te.placeholder((SIZE,), "int32", name="x"), te.placeholder((THREADS,), "int32", name="chosen")
+    gathered = te.compute((THREADS,), lambda i: x[chosen[i]], name="gathered")
+    first = te.compute((SIZE,), lambda i: gathered[0] + i, name="first")
+
+    def body(memory: Memory) -> tirx.Stmt:
+        values, places, result = memory.tensors
+        put = tirx.BufferStore(memory.shared, values[places[memory.tid]], [memory.tid])
+        return sequence(put, barrier(), tirx.BufferStore(result, memory.shared[0] + at(memory), [at(memory)]))
+
+    func = stage("hand", [SIZE, THREADS, SIZE], body, dtype="int32")
+    defined = te.create_prim_func([x, chosen, first])
+    for seed in range(8):
+        assert isinstance(values_agree(defined, [(func, SIZE // THREADS, THREADS)], seed=seed), Agreement)
+
+
 def test_what_is_not_known_is_undecided_and_named() -> None:
     found = by_hand(doubled, lambda memory: extern("some_function", memory.tid))
     assert isinstance(found, Undecided)

@@ -295,7 +295,7 @@ class _Check:
         given = {b: values[i] for i, b in enumerate(self.buffers) if i not in outputs}
         definition = DefinitionRun(self.reference, given, self.numbers, self.sightings.definition)
         if any(not is_float(str(b.dtype)) for b in given):
-            self._tried(definition, outputs)
+            self._tried(definition)
         compared = []
         written = {i: np.zeros(elements_of(self.buffers[i]), bool) for i in outputs}
         for number, (func, count, threads) in enumerate(self.functions):
@@ -324,13 +324,16 @@ class _Check:
             return False
         return True
 
-    def _tried(self, definition: DefinitionRun, outputs: Sequence[int]) -> None:
-        """Evaluate a part of the definition, to see whether integers choose elements that there are."""
+    def _tried(self, definition: DefinitionRun) -> None:
+        """Evaluate a part of the definition, to see whether integers choose elements that there are.
+
+        Of what is between inputs and outputs too: a function may work out elements of it that no output needs.
+        """
         random = np.random.default_rng(self.seed)
-        for output in outputs:
-            count = elements_of(self.buffers[output])
+        for buffer in definition.blocks:
+            count = elements_of(buffer)
             places = np.arange(count) if count <= _TRIED else random.integers(0, count, _TRIED)
-            definition.elements(self.buffers[output], places)
+            definition.elements(buffer, places)
 
     def _chosen(self, count: int, threads: int) -> tuple[int, ...]:
         most = count if self.tiles == "all" else self.tiles or max(2, min(_TILES, _LANES // threads))
