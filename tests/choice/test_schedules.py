@@ -32,7 +32,7 @@ from souffle.schedule.tuned import KnownSchedule, known_schedules, text_of
 from souffle.staging import stage_program
 from souffle.tuning import LogWriter, NewRecord
 from tests.schedule.test_log import origin
-from tests.testlib import Builder, assert_on_every_grid
+from tests.testlib import Builder, assert_on_every_grid, random_program
 
 ARCH = "sm_90"
 TARGET = cuda_target(ARCH)
@@ -214,3 +214,25 @@ def test_what_was_measured_stays(tmp_path: Path) -> None:
     assert known_schedules(stage, stage, logs, device_for(ARCH))
     taken = replace(stage, schedule=recorded.schedule, functions=recorded.functions)
     assert known_schedules(taken, stage, logs, device_for(ARCH)) == ()
+
+
+def test_random_programs_with_random_records(tmp_path: Path) -> None:
+    """They compute what they did, and some of the records are taken in their kernels."""
+    taken = 0
+    for seed in (8, 9, 14, 17, 19, 28):
+        chance = random.Random(seed)
+        program = random_program(lambda items, chance=chance: chance.choice(list(items)), chance.randint(5, 14))
+        writer = LogWriter(tmp_path / str(seed), ARCH, TARGET)
+        stages = stages_of(program, level="V4", arch=ARCH, cubin=False, tuning_log=None)[0]
+        for stage in {stage.draft.digest: stage for stage in flat_stages(stages)}.values():
+            sketch = sketch_of(stage.schedule.rule, stage.draft.func, GpuRequest(ARCH))
+            drawn = [{knob.name: chance.choice(knob.values) for knob in sketch.knobs} for _ in range(4)]
+            for values in drawn:
+                where = origin(registers=chance.choice([0, 40, 128, 200, 255]))
+                if not isinstance(sketch.make(values), Refused):
+                    record = NewRecord(Recipe(stage.schedule.rule, values), (chance.choice([1e-7, 5e-6]),), where)
+                    writer.append(stage.draft.func, [record])
+        network = souffle.compile(program, tuning_log=tmp_path / str(seed), verify="off", **HOW)
+        taken += sum(one[0] == "choice" and one[1].startswith("schedule of") for one in network.plan.decisions)
+        assert_on_every_grid(network.plan, program)
+    assert taken
