@@ -89,7 +89,8 @@ class KernelSchedules:
             if not pays(priced[schedule], trial):
                 break
             # What it asks for was assumed, or is what a record says of it alone.
-            units = self._units(trial, flat_stages(self.measured(_assumed(stages, schedule))))
+            ready = flat_stages(self.measured(_assumed(stages, schedule)))
+            units = self._units(trial, [_beside(one, before) for one, before in zip(ready, stages, strict=True)])
             made = exchanged(trial, units, self.prices, self.forecast(units))
             if pays(made, trial):
                 return made, schedule
@@ -114,7 +115,13 @@ def _assumed(stages: Sequence[Stage], known: KnownSchedule) -> list[Stage]:
     functions = tuple(replace(f, name=name) for f, name in zip(known.functions, labels, strict=True))
     shared, threads = max(f.shared_bytes for f in functions), max(f.threads for f in functions)
     used = StageResources.assumed(shared, threads, known.schedule.registers)
-    return [replace(one, schedule=known.schedule, functions=functions, resources=used) for one in stages]
+    return [_beside(replace(one, schedule=known.schedule, functions=functions, resources=used), one) for one in stages]
+
+
+def _beside(stage: Stage, before: Stage) -> Stage:
+    """A stage in another's place, beside the constants that other stages of its loop keep on chip."""
+    kept = before.resources.kept_registers, before.resources.kept_shared_bytes
+    return replace(stage, resources=stage.resources.keeping(*kept))
 
 
 def _decision(stages: Sequence[Stage], known: KnownSchedule, made: Trial, before: Trial) -> Decision:

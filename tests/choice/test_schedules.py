@@ -164,6 +164,23 @@ def test_a_compiler_is_asked_about_what_pays_alone(start: Trial, known: dict) ->
     assert {one.functions[0].func for one in meter.asked} == {other.functions[0].func}
 
 
+def test_what_stays_on_chip_of_other_stages_is_taken_from_new_schedules_too(start: Trial, known: dict) -> None:
+    """In a loop whose other stages keep their constants in registers or shared memory."""
+    beside = [replace(s, resources=s.resources.keeping(24, 1 << 10)) for s in flat_stages(start.request.stages)]
+    units = dict(zip(start.request.stages, beside, strict=True))
+    subprograms = [replace(one, stages=tuple(map(units.get, one.stages))) for one in start.partition.subprograms]
+    partition = replace(start.partition, subprograms=tuple(subprograms))
+    constrained = Trial(replace(start.request, stages=tuple(beside)), partition, 0.0)
+    of = {one.functions[0].func: 9.0 - n for several in known.values() for n, one in enumerate(several)}
+    found, schedules = tried(constrained, known, Played(of, {}))
+    assert len(schedules.decisions) == 2
+    for new in flat_stages(found.request.stages):
+        alone = StageMeter(ARCH, TARGET, measure=False).measured([new])[0].resources
+        assert new.resources == alone.keeping(24, 1 << 10)
+        assert new.resources.registers == alone.registers + 24
+        assert new.resources.shared_bytes == new.functions[0].shared_bytes + (1 << 10)
+
+
 def one_product() -> tuple[TEProgram, Stage]:
     program = layers([64, 512], rows=48)
     (stage,) = flat_stages(stages_of(program, level="V4", arch=ARCH, cubin=False, tuning_log=None)[0])
