@@ -111,6 +111,7 @@ def fork_and_leave(payload: tuple[str, float], shared: Shared) -> None:
         os.setsid()
         _written(Path(path), os.getpid())
         time.sleep(seconds)
+        os._exit(0)
     while not Path(path).exists():
         time.sleep(0.01)
     os._exit(3)
