@@ -128,7 +128,7 @@ def _decision(stages: Sequence[Stage], known: KnownSchedule, made: Trial, before
     schedule = known.schedule
     reason = (
         f"{known.told} ({schedule.rule}, {schedule.tiles} tiles): the network is predicted to take "
-        f"{_us(made.seconds)} with it and {_us(before.seconds)} with the schedule that is best alone"
+        f"{_us(made.seconds)} with it and {_us(before.seconds)} with the one that it had"
     )
     return Decision("choice", f"schedule of {stages[0].name}", True, reason)
 

@@ -71,7 +71,7 @@ def exchanged(trial: Trial, units: Sequence[Unit], prices: KernelPrices, forecas
 def saved_alike(trial: Trial, units: Sequence[Unit], prices: KernelPrices, forecast: KernelForecast) -> float:
     """Seconds that a network would save with other units if its kernels waited as they do; parameters as above.
 
-    A hundredth of the work: to plan where a kernel waits is most of a price.
+    To plan where a kernel waits is most of the work of a price.
     """
     request = replace(trial.request, stages=tuple(units), forecast=forecast)
     saved = 0.0

@@ -237,8 +237,7 @@ def known_schedules(
         The rules' own, then the best records, without those that spill. None where no log has any, or where `stage` has
         a schedule that was measured on a GPU, of which a prediction says nothing new.
     """
-    records = [(record, log) for log in logs for record in log.of(own.draft.func) if record.useful]
-    records.sort(key=lambda pair: pair[0].rank(device.name))
+    records = _ranked(own.draft.func, logs, device)
     if not records:
         return ()
     of_this = ("", text_of(stage.functions))
@@ -249,7 +248,9 @@ def known_schedules(
         tuned = _used(record, log, own, own.draft.func, device, None, False, [])
         if tuned is not None and not record.origin.spill_bytes:
             found.append(KnownSchedule(tuned.schedule, tuned.functions, f"schedule from the log, {tuned.summary}"))
-    functions = own.functions or _lowered(own.schedule, device.arch)
+    # A schedule may have been exchanged, which the functions of the one before outlive.
+    functions = own.functions if all(f.schedule is own.schedule for f in own.functions) else ()
+    functions = functions or _lowered(own.schedule, device.arch)
     if not isinstance(functions, Refused):
         found.insert(0, KnownSchedule(own.schedule, functions, f"rule {own.schedule.rule}'s own choice"))
     return tuple(found)
@@ -360,8 +361,7 @@ def _usable(
     What would crowd out other stages is named in `left_out`. What does not fit any more is noted in its log and
     skipped, if it is the stage's own record.
     """
-    records = [(record, log) for log in logs for record in log.of(recorded) if record.useful]
-    records.sort(key=lambda pair: pair[0].rank(device.name))
+    records = _ranked(recorded, logs, device)
     measured = [pair for pair in records if pair[0].origin.figure == "measured"]
     changed: list[_Tuned] = []
     for record, log in measured:
@@ -381,6 +381,12 @@ def _usable(
             yield tuned
     if following is not None:
         yield from (following, *waiting)
+
+
+def _ranked(func: tirx.PrimFunc, logs: Sequence[TuningLog], device: GpuDevice) -> list[tuple[Record, TuningLog]]:
+    """The useful records of a stage, the best first, each with its log."""
+    records = [(record, log) for log in logs for record in log.of(func) if record.useful]
+    return sorted(records, key=lambda pair: pair[0].rank(device.name))
 
 
 def _used(

@@ -201,7 +201,7 @@ def test_a_record_that_crowds_out_others_is_taken_where_there_are_none(tmp_path:
         """A schedule of one block for all, which a user insists on."""
         if step != "schedule":
             return result
-        return Stages(map_stages(result, lambda one: replace(one, schedule=sketch.make(slow), functions=())))
+        return Stages(map_stages(result, lambda one: replace(one, schedule=sketch.make(slow))))
 
     own, tuned = (souffle.compile(program, tuning_log=log, hook=brought, **HOW) for log in (None, tmp_path))
     (refused,) = [one for one in tuned.plan.decisions if one[0] == "tuning" and one[1] != "summary"]
@@ -223,6 +223,9 @@ def test_what_was_measured_stays(tmp_path: Path) -> None:
     writer.append(stage.draft.func, [NewRecord(several[0], (1e-6,), origin())])
     writer.append(stage.draft.func, [NewRecord(several[1], (1e-6,), origin(spill_bytes=8))])
     logs = open_log(tmp_path, ARCH)
+    exchanged = sketch.make(several[2].knobs)
+    brought = known_schedules(stage, replace(stage, schedule=exchanged), logs, device_for(ARCH))[0]
+    assert brought.schedule is exchanged and all(f.schedule is exchanged for f in brought.functions)
     own, recorded = known_schedules(stage, stage, logs, device_for(ARCH))
     assert own.schedule is stage.schedule and recorded.schedule.tiles == sketch.make(several[0].knobs).tiles
     on_a_gpu = origin("measured", "NVIDIA H200", text=text_of(recorded.functions))
