@@ -17,7 +17,8 @@ class TaskReport:
     weight : int
         How often one run of the networks computes it.
     own_seconds, best_seconds : float or None
-        Of the rule's own schedule, and of the best one; ``None`` where it was not tried or none works.
+        Of the rule's own schedule, and of the best one, which may be the rule's own; ``None`` where it was not tried or
+        none works.
     best : str
         The rule and what it was given.
     trials, new_trials : int

@@ -143,6 +143,23 @@ def test_what_cannot_be_used_is_written_down_and_never_chosen(tasks, tmp_path) -
     assert {record.origin.problem for record in records} == {"it differs"}
 
 
+@pytest.mark.parametrize("figure", ["predicted", "measured"])
+def test_the_rules_own_that_spills_and_is_faster_is_the_best(tasks, tmp_path, figure) -> None:
+    """As compilation has it: a record that spills is not taken by its prediction, and the rule's own stays."""
+
+    class Spilling(Counting):
+        def figures(self, stage, candidates, own):
+            yield from super().figures(stage, candidates, own)
+            return [Figures((1e-6,), 8, 40) if one is own else Figures((2e-6,), 0, 40) for one in candidates]
+
+    bench = Spilling()
+    bench.figure = figure
+    report = run(tasks[:1], tmp_path, 4, bench).tasks[0]
+    assert (report.own_seconds, report.best_seconds, report.gain) == (1e-6, 1e-6, 1.0)
+    assert report.best.startswith("the rule's own") == (figure == "predicted")
+    assert tasks[0].stage.schedule.rule in report.best
+
+
 def test_a_network_compiled_with_the_log_computes_the_same(tmp_path) -> None:
     program = gemm()
     run(tasks_of([stages_of(program, cubin=False, **APART)]), tmp_path, 4)
