@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -17,7 +18,7 @@ from souffle.errors import CompilerNotFoundError, CudaCompileError, DeviceError
 
 __all__ = ["FOLDER", "SHARED_STEMS", "build_kernel_library", "build_runtime_library", "default_cache_dir", "find_gxx"]
 
-SHARED_STEMS = ("runtime", "checks", "rest")
+SHARED_STEMS = ("runtime", "checks", "rest", "prelude")
 """What the names of files begin with that serve several texts."""
 
 FOLDER = Path(__file__).resolve().parent
@@ -51,6 +52,8 @@ _JOINED = ("-Wl,--gc-sections", "-Wl,-z,muldefs")
 _LINK = ("-shared", "-Wl,-Bsymbolic", "-Wl,-z,now")
 # Instruction sets that change no result, in the spelling of /proc/cpuinfo.
 _SAFE_SETS = ("avx2", "f16c", "fma", "bmi2", "popcnt")
+_PRELUDE = "souffle_device.h"
+_MOST_PRELUDES = 8  # of 20 MB; a version of the emulator uses four, for texts whole and in two, checked and not
 _SHOWN_ERRORS = 5
 _TEXT_NAME = "kernels.cu"  # debug information names this file, or that of the #line directive: one name for both
 
@@ -138,6 +141,12 @@ class _Unit:
     def parts(self) -> tuple[str, ...]:
         return (self.source, *self.flags)
 
+    @property
+    def prelude(self) -> tuple[str, ...]:
+        """The flags that its prelude is compiled with, or nothing where that serves no other text."""
+        at = self.flags.index("-include") if not self.stem and "-include" in self.flags else -1
+        return () if at < 0 else (*self.flags[:at], *self.flags[at + 2 :])
+
 
 def _build(
     units: tuple[_Unit, ...],
@@ -181,10 +190,56 @@ def _object(unit: _Unit, folder: Path, result: Path, failed: str) -> Path:
         return result
     text = result.parent / _TEXT_NAME
     text.write_text(unit.source, encoding="utf-8")
-    _run([*unit.flags, f"-I{_INCLUDE}", f"-I{_SOURCES}", "-x", "c++", "-c", str(text)], result, failed)
+    command = [f"-I{_INCLUDE}", f"-I{_SOURCES}", "-x", "c++", "-c", str(text)]
+    compiled = _compiled_prelude(unit.prelude, folder) if unit.prelude else None
+    try:
+        _run([*unit.flags, *([] if compiled is None else [f"-I{compiled}"]), *command], result, failed)
+    except CudaCompileError:
+        # The text is wrong; or g++ could not map what was compiled where it has to lie, which is an error of its own.
+        if compiled is None:
+            raise
+        _run([*unit.flags, *command], result, failed)
     if unit.stem:
         write_entry(entry, result.read_bytes())
     return result
+
+
+@functools.cache
+def _compiled_prelude(flags: tuple[str, ...], folder: Path) -> Path | None:
+    """A folder with the prelude of all texts as g++ compiled it, which takes g++ longer than most of the texts.
+
+    g++ takes it for what the text includes, if its flags are these, and else goes on to the header. That the header is
+    still what was compiled it does not look at: the folder is named by what is in it. ``None`` where it cannot be kept.
+    """
+    kept = folder / f"prelude-{_key(*flags)}"
+    entry = kept / f"{_PRELUDE}.gch"
+    if read_entry(entry) is not None:
+        with contextlib.suppress(OSError):
+            os.utime(entry)
+        return kept
+    # What cannot be written or compiled is told of by the texts, with which it is the same.
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="souffle-build-") as work:
+            made = Path(work) / entry.name
+            header = ["-x", "c++-header", str(_INCLUDE / _PRELUDE)]
+            _run([*flags, f"-I{_INCLUDE}", f"-I{_SOURCES}", *header], made, "the prelude")
+            image = made.read_bytes()
+    except (OSError, CudaCompileError):
+        return None
+    if not write_entry(entry, image):
+        return None
+    _remove_old_preludes(folder)
+    return kept
+
+
+def _remove_old_preludes(folder: Path) -> None:
+    """Keep those that were used last; who is reading one goes on, and who finds none takes the header."""
+    with contextlib.suppress(OSError):
+        entries = sorted(folder.glob(f"prelude-*/{_PRELUDE}.gch"), key=lambda one: one.stat().st_mtime)
+        for entry in entries[:-_MOST_PRELUDES]:
+            entry.unlink()
+            entry.parent.rmdir()
 
 
 def _run(arguments: list[str], result: Path, failed: str) -> None:
@@ -229,7 +284,7 @@ def build_kernel_library(
         There is no g++.
     """
     register = ("-ffixed-r15", "-DSOUFFLE_SELF_IN_REGISTER", "-Wno-register") if uses_register() else ()
-    flags = (*_COMMON, *_KERNEL, *_machine_flags(), *register, "-include", "souffle_device.h")
+    flags = (*_COMMON, *_KERNEL, *_machine_flags(), *register, "-include", _PRELUDE)
     if checked:
         checks = (_Unit("", (*flags, _PART, "-DSOUFFLE_CHECK_FUNCTIONS"), "checks"),)
         flags = (*flags, *_CHECKED)

@@ -1,0 +1,125 @@
+"""What all texts begin with is compiled once for each kind of text; g++ takes it, or does without."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from souffle.cache import read_entry
+from souffle.emulator import toolchain
+from souffle.errors import CudaCompileError
+
+SHOWN = 'extern "C" __attribute__((visibility("default")))'
+
+
+def text(number: int) -> str:
+    return f"{SHOWN} int answer() {{ return (int)fminf({number}.0f, 1e6f); }}\n"
+
+
+def answer(library: Path) -> int:
+    return ctypes.CDLL(str(library)).answer()
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compiler that appends the headers that it opened to a file; ``!`` marks one that was compiled before."""
+    log, command = tmp_path / "headers", tmp_path / "gxx"
+    real = shutil.which("g++")
+    assert real is not None
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(real)} -H "$@" 2>> {shlex.quote(str(log))}\n')
+    command.chmod(0o755)
+    log.write_text("")
+    monkeypatch.setenv("SOUFFLE_CXX", str(command))
+    return log
+
+
+def taken(log: Path) -> list[str]:
+    return [line[2:] for line in log.read_text().splitlines() if line.startswith("! ")]
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.glob("prelude-*/*.gch"))
+
+
+@pytest.mark.parametrize("checked", [False, True], ids=["plain", "checked"])
+def test_it_is_compiled_once_and_taken(tmp_path: Path, asked: Path, checked: bool) -> None:
+    folder = tmp_path / "kept"
+    for number in (7, 8, 9):
+        library = toolchain.build_kernel_library(text(number), folder, checked=checked)
+        assert checked or answer(library) == number  # who loads a checked one has the runtime's functions
+    (made,) = entries(folder)
+    assert taken(asked) == [str(made)] * 3
+
+
+def test_kinds_of_texts_have_their_own(tmp_path: Path, asked: Path) -> None:
+    folder = tmp_path / "kept"
+    for checked in (False, True):
+        for rest in (None, text(3)):
+            source = text(4) if rest is None else "int other() { return 1; }\n"
+            library = toolchain.build_kernel_library(source, folder, checked=checked, rest=rest)
+            assert checked or answer(library) == (4 if rest is None else 3)
+    assert len(entries(folder)) == 4 and set(taken(asked)) == set(map(str, entries(folder)))
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "changed", "gone", "folder gone", "another's"])
+def test_one_that_cannot_be_taken_costs_nothing_but_time(tmp_path: Path, asked: Path, damage: str) -> None:
+    folder = tmp_path / "kept"
+    toolchain.build_kernel_library(text(1), folder)
+    (made,) = entries(folder)
+    whole = made.read_bytes()
+    if damage == "folder gone":
+        shutil.rmtree(made.parent)
+    elif damage == "gone":
+        made.unlink()
+    elif damage == "another's":
+        toolchain.build_kernel_library(text(1), tmp_path / "other", checked=True)
+        shutil.copy(entries(tmp_path / "other")[0], made)
+    else:
+        middle = len(whole) // 2
+        shown = {"empty": b"", "half": whole[:middle], "changed": whole[:middle] + bytes(len(whole) - middle)}
+        made.write_bytes(shown[damage])
+    # This process looked at it before it was damaged; the next one makes it anew.
+    assert answer(toolchain.build_kernel_library(text(2), folder)) == 2
+    toolchain._compiled_prelude.cache_clear()
+    asked.write_text("")
+    assert answer(toolchain.build_kernel_library(text(3), folder)) == 3
+    assert read_entry(made) is not None and taken(asked) == ([] if damage == "another's" else [str(made)])
+
+
+def test_it_cannot_be_kept(tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    real = toolchain._key
+    monkeypatch.setattr(toolchain, "_key", lambda *parts: "taken" if parts[0].startswith("-std") else real(*parts))
+    (folder / "prelude-taken").write_text("a file where the folder would be")
+    assert answer(toolchain.build_kernel_library(text(5), folder)) == 5
+    assert not entries(folder) and not taken(asked)
+
+
+def test_errors_are_those_of_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = "int good;\n#line 40\nint bad = unknown;\n"
+    with pytest.raises(CudaCompileError) as with_it:
+        toolchain.build_kernel_library(wrong, tmp_path)
+    monkeypatch.setattr(toolchain, "_compiled_prelude", lambda flags, folder: None)
+    with pytest.raises(CudaCompileError, match=r":40:.*unknown") as without:
+        toolchain.build_kernel_library(wrong, tmp_path)
+    assert str(with_it.value) == str(without.value)
+
+
+def test_old_ones_are_removed(tmp_path: Path) -> None:
+    for age in range(12):
+        entry = tmp_path / f"prelude-{age:024}" / "souffle_device.h.gch"
+        entry.parent.mkdir()
+        entry.write_bytes(b"old")
+        os.utime(entry, (1e9 - age, 1e9 - age))
+    toolchain.build_kernel_library(text(6), tmp_path)
+    left = entries(tmp_path)
+    assert len(left) == len(list(tmp_path.glob("prelude-*"))) == toolchain._MOST_PRELUDES
+    assert sum(entry.read_bytes() == b"old" for entry in left) == toolchain._MOST_PRELUDES - 1
+    ages = [int(entry.parent.name.removeprefix("prelude-")) for entry in left if entry.read_bytes() == b"old"]
+    assert ages == list(range(toolchain._MOST_PRELUDES - 1))
