@@ -24,6 +24,7 @@ SHARED_STEMS = ("runtime", "checks", "rest", "prelude")
 FOLDER = Path(__file__).resolve().parent
 _INCLUDE = FOLDER / "include"
 _SOURCES = FOLDER / "src"
+_HEADERS = (f"-I{_INCLUDE}", f"-I{_SOURCES}")
 _RUNTIME_SOURCE = _SOURCES / "fiber_runtime.cpp"
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-w")
 # No contraction and no errno: a kernel's arithmetic is what its text says, and math calls are inlined where exact.
@@ -190,7 +191,7 @@ def _object(unit: _Unit, folder: Path, result: Path, failed: str) -> Path:
         return result
     text = result.parent / _TEXT_NAME
     text.write_text(unit.source, encoding="utf-8")
-    command = [f"-I{_INCLUDE}", f"-I{_SOURCES}", "-x", "c++", "-c", str(text)]
+    command = [*_HEADERS, "-x", "c++", "-c", str(text)]
     compiled = _compiled_prelude(unit.prelude, folder) if unit.prelude else None
     try:
         _run([*unit.flags, *([] if compiled is None else [f"-I{compiled}"]), *command], result, failed)
@@ -223,7 +224,7 @@ def _compiled_prelude(flags: tuple[str, ...], folder: Path) -> Path | None:
         with tempfile.TemporaryDirectory(prefix="souffle-build-") as work:
             made = Path(work) / entry.name
             header = ["-x", "c++-header", str(_INCLUDE / _PRELUDE)]
-            _run([*flags, f"-I{_INCLUDE}", f"-I{_SOURCES}", *header], made, "the prelude")
+            _run([*flags, *_HEADERS, *header], made, "the prelude")
             image = made.read_bytes()
     except (OSError, CudaCompileError):
         return None

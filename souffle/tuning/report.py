@@ -20,7 +20,7 @@ class TaskReport:
         Of the rule's own schedule, and of the best one, which may be the rule's own; ``None`` where it was not tried or
         none works.
     best : str
-        The rule and what it was given.
+        The rule and what it was given, or that it is the rule's own; why none works.
     trials, new_trials : int
         Candidates with figures: in the log, and of this search.
     drawn, fitting : int

@@ -288,15 +288,18 @@ class StageSearch:
 
     def report(self) -> TaskReport:
         """What was found."""
-        found = f"the rule's own, {self.task.stage.schedule.rule}" if self._own_stands else self._problem
-        if self._found and not self._own_stands:
-            found = self._found[0].recipe.summary
+        if self._own_stands:
+            best = f"the rule's own, {self.task.stage.schedule.rule}"
+        elif self._found:
+            best = self._found[0].recipe.summary
+        else:
+            best = self._problem
         return TaskReport(
             name=self.task.name,
             weight=self.task.weight,
             own_seconds=self.own_seconds,
             best_seconds=self.best_seconds,
-            best=found,
+            best=best,
             trials=self.trials,
             new_trials=self.trials - self.old_trials,
             drawn=len(self._looks),
