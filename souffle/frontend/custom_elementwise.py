@@ -50,8 +50,8 @@ def _fold(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
 def _sign(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
     zero, one = (tirx.const(value, operands.dtype(0)) for value in (0, 1))
     minus = zero if operands.dtype(0).startswith("uint") else tirx.const(-1, operands.dtype(0))
-    # What is neither above nor below zero is zero or NaN, and its own sign.
-    return _elementwise("sign", operands, lambda x: tirx.Select(x > zero, one, tirx.Select(x < zero, minus, x)))
+    # What is neither above nor below zero is NaN, or a zero of either sign, and its square is the sign.
+    return _elementwise("sign", operands, lambda x: tirx.Select(x > zero, one, tirx.Select(x < zero, minus, x * x)))
 
 
 @defines("Clip")
@@ -113,6 +113,37 @@ def _exponential_unit(node: onnx.NodeProto, operands: NodeOperands) -> list[te.T
         return result if dtype == wide else tirx.Cast(dtype, result)
 
     return _elementwise(node.op_type.lower(), operands, unit)
+
+
+@defines("Softplus")
+def _softplus(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
+    zero = tirx.const(0.0, operands.dtype(0))
+
+    def softplus(x: PrimExpr) -> PrimExpr:
+        # Of 1 + exp(-20) single precision leaves nothing but 1.
+        return tirx.Max(x, zero) + tirx.log1p(tirx.exp(zero - tirx.abs(x)))
+
+    return _elementwise("softplus", operands, softplus)
+
+
+@defines("Mish")
+def _mish(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
+    two, most = (tirx.const(value, operands.dtype(0)) for value in (2.0, 20.0))
+
+    def mish(x: PrimExpr) -> PrimExpr:
+        # tanh(log(1 + e)) is ((1 + e)² - 1) / ((1 + e)² + 1), which from 20 on is 1 in every precision.
+        power = tirx.exp(tirx.Min(x, most))
+        above = power * (power + two)
+        return x * (above / (above + two))
+
+    return _elementwise("mish", operands, mish)
+
+
+@defines("PRelu")
+def _p_relu(node: onnx.NodeProto, operands: NodeOperands) -> list[te.Tensor]:
+    zero = tirx.const(0, operands.dtype(0))
+    # A zero stays what it is, whatever the slope, which may be infinite.
+    return _elementwise("p_relu", operands, lambda x, slope: tirx.Select(x < zero, x * slope, x))
 
 
 @defines("LeakyRelu")

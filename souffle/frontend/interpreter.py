@@ -60,8 +60,8 @@ _CLASSIFYING_OPERATORS = frozenset({"IsInf", "IsNaN"})
 # precision where the result is not, or neither LLVM nor CUDA has the function for the 16-bit types.
 _WIDE_NAMES = """
 Acos Acosh Asin Asinh Atan Atanh AveragePool Cosh DFT GlobalAveragePool InstanceNormalization IsInf IsNaN LRN
-LpNormalization LpPool Mean MeanVarianceNormalization ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean Round STFT
-Sinh Tan
+LpNormalization LpPool Mean MeanVarianceNormalization Mish ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean Round STFT
+Sinh Softplus Tan
 """
 _WIDE_OPERATORS = frozenset(_WIDE_NAMES.split())
 # Their weights are data, whatever their size: layers that differ in nothing else share their expressions.

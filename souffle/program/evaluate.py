@@ -15,9 +15,7 @@ from tvm import s_tir, tirx
 
 from souffle.counted_axes import cut
 from souffle.errors import InputError
-from souffle.program.extrema import with_llvm_extrema
-from souffle.program.ieee import with_ieee_arithmetic
-from souffle.program.llvm_pipeline import compile_llvm
+from souffle.program.llvm_pipeline import compile_llvm, with_exact_arithmetic
 from souffle.program.loop import Loop
 from souffle.program.te import TE, ExternTE, Tensor
 from souffle.tvm_compat import primfunc_from_tensors
@@ -139,7 +137,7 @@ def _code_of(functions: Iterable[tvm_ffi.StructuralKey], level: int) -> dict[tvm
         except KeyError:
             new[f"te_{len(new)}"] = key
     if new:
-        scheduled = {symbol: _exact(_scheduled(key.key)) for symbol, key in new.items()}
+        scheduled = {symbol: with_exact_arithmetic(_scheduled(key.key)) for symbol, key in new.items()}
         named = {symbol: func.with_attr("global_symbol", symbol) for symbol, func in scheduled.items()}
         executable = compile_llvm(named, tvm.target.Target({"kind": "llvm", "opt-level": level}))
         for symbol, key in new.items():
@@ -217,10 +215,6 @@ def _function(te_: TE | ExternTE) -> tirx.PrimFunc:
         return te_.func.with_attr("global_symbol", "main")
     outputs = [te_.op.output(k) for k in range(te_.op.num_outputs)]
     return primfunc_from_tensors([*te_.placeholders, *outputs], "main")
-
-
-def _exact(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    return with_llvm_extrema(func.with_body(with_ieee_arithmetic(func.body)))
 
 
 def _scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -54,8 +54,9 @@ register_reducer(tirx.Min, lambda value: infinite(tirx.max_value(dtype_of(value)
 def with_llvm_extrema(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """A function whose maxima and minima of floating-point numbers pass NaN on when LLVM compiles it.
 
-    With a constant operand that is one instruction on x86, whose ``max`` gives its second operand where one is NaN;
-    otherwise there is a comparison more, and without masks a choice. Other processors have it as one instruction.
+    With a constant operand that is one instruction on x86, whose ``max`` gives its second operand where one is NaN (of
+    vectors that are several of the machine's, a maximum with zero is two); otherwise there is a comparison more, and
+    without masks a choice. Other processors have it as one instruction, but for zero.
     """
 
     def rewrite(node: tirx.Max | tirx.Min) -> PrimExpr:
@@ -64,22 +65,26 @@ def with_llvm_extrema(function: tirx.PrimFunc) -> tirx.PrimFunc:
             return node
         one, other = (node.b, node.a) if isinstance(node.a, tirx.FloatImm) else (node.a, node.b)
         known = isinstance(other, tirx.FloatImm)
-        if known and other.value == 0.0:
-            # Of the two zeros the one that needs no test of signs.
-            other = tirx.const(-0.0 if largest else 0.0, dtype)
-        if not dtype.startswith("bfloat") and (known or _repeats(one) or _repeats(other)):
+        # With the zero of one sign it is one instruction, with that of the other there is a test of signs. With that
+        # of the one sign in place of the other, a number beyond zero would become the wrong zero.
+        signed = known and other.value == 0.0 and (math.copysign(1.0, other.value) > 0) == largest
+        repeats = _repeats(one) or _repeats(other)
+        if not dtype.startswith("bfloat") and (repeats or (known and not signed)):
             name = "llvm.maximum" if largest else "llvm.minimum"
             return tirx.call_llvm_pure_intrin(dtype, name, one, other)
-        # Operands are repeated. The test is no comparison of a number with itself, which TVM takes to be true.
-        precedes = tirx.GT if largest else tirx.LT
-        number = tirx.LE(other, tirx.const(math.inf, dtype))
-        return tirx.Select(number, tirx.Select(precedes(other, one), other, one), other)
+        # Operands are repeated.
+        chosen = tirx.Select((tirx.GT if largest else tirx.LT)(other, one), other, one)
+        # The test is no comparison of a number with itself, which TVM takes to be true.
+        return chosen if known else tirx.Select(tirx.LE(other, tirx.const(math.inf, dtype)), chosen, other)
 
     return function.with_body(structural_map(function.body, [(tirx.Max, rewrite), (tirx.Min, rewrite)]))
 
 
 def _repeats(operand: PrimExpr) -> bool:
-    """Whether it holds such a test itself, so that repeating it would double its size with each level."""
-    tests: list[tirx.LE] = []
-    structural_walk(operand, (tirx.LE, tests.append))
-    return any(isinstance(test.b, tirx.FloatImm) and test.b.value == math.inf for test in tests)
+    """Whether it holds such a choice itself, so that repeating it would double its size with each level."""
+    choices: list[tirx.Select] = []
+    structural_walk(operand, (tirx.Select, choices.append))
+    return any(
+        isinstance(choice.condition, tirx.GT | tirx.LT) and choice.condition.a.same_as(choice.true_value)
+        for choice in choices
+    )

@@ -77,15 +77,20 @@ def _difference(node: tirx.Sub) -> PrimExpr:
         cancels = cancels or same_expression(b.a, a) or same_expression(b.b, a)
     if isinstance(a, tirx.Select):
         cancels = cancels or same_expression(a.true_value, b) or same_expression(a.false_value, b)
-    return tirx.Add(a, tirx.Mul(b, tirx.const(-1.0, dtype_of(b)))) if cancels else node
+    return tirx.Add(a, _negated(b)) if cancels else node
 
 
 def _product(node: tirx.Mul) -> PrimExpr:
     for x, factor in ((node.a, node.b), (node.b, node.a)):
         if isinstance(factor, tirx.FloatImm) and factor.value == 0.0 and not isinstance(x, tirx.FloatImm):
-            # Zero, or NaN where x is not finite.
-            return tirx.Add(x, tirx.Mul(x, tirx.const(-1.0, dtype_of(x))))
+            # Zero of the one sign or the other, or NaN where x is not finite. TVM does not know what `fabs` gives.
+            zero = tirx.call_intrin(dtype_of(x), "tirx.fabs", tirx.const(0.0, dtype_of(x)))
+            return tirx.Mul(_negated(x) if math.copysign(1.0, factor.value) < 0 else x, zero)
     return node
+
+
+def _negated(value: PrimExpr) -> PrimExpr:
+    return tirx.Mul(value, tirx.const(-1.0, dtype_of(value)))
 
 
 def _compared(node: _Node) -> _Node:
@@ -194,7 +199,7 @@ def _quotient(node: tirx.Div) -> PrimExpr:
         return tirx.Mul(a, tirx.const(math.copysign(math.inf, b.value), dtype_of(a)))
     if isinstance(a, tirx.FloatImm) and a.value == 0.0:
         # Not both comparisons in one condition, which would become b != 0.
-        below = tirx.Select(tirx.LT(b, a), a, tirx.const(math.nan, dtype_of(a)))
+        below = tirx.Select(tirx.LT(b, a), tirx.const(-a.value, dtype_of(a)), tirx.const(math.nan, dtype_of(a)))
         return tirx.Select(tirx.GT(b, a), a, below)
     return node
 

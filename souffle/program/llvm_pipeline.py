@@ -9,15 +9,24 @@ from tvm import s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
 from souffle.program.divisors import positive_divisors
+from souffle.program.extrema import with_llvm_extrema
 from souffle.program.flattening import flatten_buffers
+from souffle.program.ieee import with_ieee_arithmetic
+from souffle.program.library_functions import with_library_functions
 from souffle.program.tvm_passes import function_pass, simplifying_passes
 from souffle.program.wide import with_long_shapes, with_wide_indices
 from souffle.tvm_calls import structural_map
 from souffle.tvm_compat import PrimExpr, collect, dtype_of
 
-__all__ = ["compile_llvm"]
+__all__ = ["compile_llvm", "with_exact_arithmetic"]
 
 _NAME = "souffle.llvm"
+
+
+def with_exact_arithmetic(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function, not vectorised yet, whose code means what IEEE 754 and the operators of its expressions say."""
+    ieee = function.with_body(with_ieee_arithmetic(function.body))
+    return with_library_functions(with_llvm_extrema(ieee))
 
 
 def compile_llvm(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> tvm.runtime.Executable:

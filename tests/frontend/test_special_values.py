@@ -124,8 +124,90 @@ def test_elementwise(run: Callable, dtype: str) -> None:
             want["celu"] = np.where(x < 0, 2 * np.expm1(x / 2), x)
             want["selu"] = np.float32(1.0507009873554805) * np.where(x < 0, np.float32(1.6732632) * np.expm1(x), x)
             want["hard_sigmoid"] = np.clip(np.float32(0.2) * x + np.float32(0.5), 0, 1)
-            want["prelu"] = np.where(want["max"] > 0, want["max"], want["max"] * inputs["b"])
+            want["prelu"] = np.where(want["max"] < 0, want["max"] * inputs["b"], want["max"])
     assert_equal_numbers(run(model, inputs), want, 2e-5 if dtype == "float32" else 2e-3)
+
+
+@every_target
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_zeros_have_the_sign_that_they_are_defined_to_have(run: Callable, dtype: str) -> None:
+    """By which a later division gives one infinity or the other. Which of two zeros is the greater is not defined."""
+    x = np.tile(special(dtype), 7)
+    shift = np.linspace(-3, 3, len(x)).astype(dtype)
+    known = {"zero": 0.0, "minus": -0.0, "six": 6.0, "inf": np.inf}
+    constants = {name: np.array(value, dtype) for name, value in known.items()}
+    expressions = {
+        "relu": ("Relu", "x"),
+        "clip": ("Clip", "x", "zero", "six"),
+        "max": ("Max", "zero", "x"),
+        "min": ("Min", "x", "zero"),
+        "max_minus": ("Max", "x", "minus"),
+        "min_minus": ("Min", "minus", "x"),
+        "shifted": ("Add", "relu", "shift"),
+        "relu_again": ("Relu", "shifted"),
+        "times_zero": ("Mul", "x", "zero"),
+        "times_minus": ("Mul", "minus", "x"),
+        "zero_by": ("Div", "zero", "x"),
+        "minus_by": ("Div", "minus", "x"),
+        "leaky": ("LeakyRelu", "x", {"alpha": 0.0}),
+        "sign": ("Sign", "x"),
+    }
+    if dtype == "float32":
+        expressions["prelu"] = ("PRelu", "x", "inf")
+        expressions["hard_sigmoid"] = ("HardSigmoid", "x", {"alpha": 1.0, "beta": 0.0})
+    inputs = {"x": x, "shift": shift}
+    zero, minus = constants["zero"], constants["minus"]
+    with np.errstate(all="ignore"):
+        relu = np.where(x > 0, x, np.where(x <= 0, zero, x))
+        shifted = relu + shift
+        want = {
+            "relu": relu,
+            "clip": np.where(x > 6, constants["six"], relu),
+            "max": relu,
+            "min": np.where(x < 0, x, np.where(x >= 0, zero, x)),
+            "max_minus": np.where(x > 0, x, np.where(x <= 0, minus, x)),
+            "min_minus": np.where(x < 0, x, np.where(x >= 0, minus, x)),
+            "shifted": shifted,
+            "relu_again": np.where(shifted > 0, shifted, np.where(shifted <= 0, zero, shifted)),
+            "times_zero": x * zero,
+            "times_minus": x * minus,
+            "zero_by": zero / x,
+            "minus_by": minus / x,
+            "leaky": np.where(x < 0, x * zero, x),
+            "sign": np.where(x > 0, 1, np.where(x < 0, -1, np.where(x == 0, zero, x))).astype(dtype),
+            "prelu": np.where(x < 0, x * constants["inf"], x),
+            "hard_sigmoid": np.where(x > 1, 1, relu).astype(dtype),
+        }
+    got = run(network(expressions, inputs, constants), inputs)
+    assert_equal_numbers(got, {name: want[name] for name in expressions})
+    of_two_zeros = {"relu", "clip", "max", "min", "max_minus", "min_minus", "hard_sigmoid"}
+    for name in expressions:
+        decided = (want[name] == 0) & ~((x == 0) & (name in of_two_zeros))
+        np.testing.assert_array_equal(np.signbit(got[name][decided]), np.signbit(want[name][decided]), err_msg=name)
+
+
+@every_target
+def test_small_numbers_keep_their_digits(run: Callable) -> None:
+    """What is a sum or difference with 1 by definition, and is small."""
+    x = np.concatenate([-(10.0 ** -np.arange(31)), -np.arange(1, 80, 3.7), 10.0 ** -np.arange(31)]).astype("float32")
+    exact = x.astype("float64")
+    inside = np.where(abs(exact) < 1, exact, 0.5)
+    inputs = {"x": x, "inside": inside.astype("float32")}
+    expressions = {
+        "atanh": ("Atanh", "inside"),
+        "asinh": ("Asinh", "x"),
+        "sinh": ("Sinh", "x"),
+        "tanh": ("Tanh", "x"),
+        "softplus": ("Softplus", "x"),
+        "mish": ("Mish", "x"),
+    }
+    softplus = np.logaddexp(0, exact)
+    want = {"atanh": np.arctanh(inside.astype("float32").astype("float64")), "asinh": np.arcsinh(exact)}
+    want |= {"sinh": np.sinh(exact), "tanh": np.tanh(exact), "softplus": softplus, "mish": exact * np.tanh(softplus)}
+    got = run(network(expressions, inputs), inputs)
+    for name, expected in want.items():
+        within = abs(expected) < np.finfo("float32").max
+        np.testing.assert_allclose(got[name][within], expected[within], rtol=1e-6, atol=1e-37, err_msg=name)
 
 
 def salted_rows(dtype: str) -> np.ndarray:

@@ -23,6 +23,7 @@ from souffle.program import llvm_pipeline
 from souffle.program.extrema import with_infinite_identity, with_llvm_extrema
 from souffle.program.flattening import flatten_buffers
 from souffle.program.ieee import with_ieee_arithmetic
+from souffle.program.library_functions import with_library_functions
 from souffle.program.llvm_pipeline import compile_llvm
 from souffle.program.wide import with_long_shapes
 from souffle.schedule.cpu.elementary import rounded_to_bfloat16
@@ -222,6 +223,17 @@ def test_a_choice_of_llvm_code_loses_nan(greater: bool) -> None:
 
     assert right(with_llvm_extrema(function))
     assert not right(function), mended("with_llvm_extrema in program/extrema.py")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["tanh", "atanh"])
+def test_small_numbers_are_lost_in_formulas(name: str, dtype: str) -> None:
+    x = te.placeholder((1,), dtype, name="x")
+    function = te.create_prim_func([x, te.compute((1,), lambda i: getattr(tirx, name)(x[i]), name="result")])
+    small = np.array([1e-20], dtype)
+    found = [run(each, small, result=0 * small) for each in (with_library_functions(function), function)]
+    assert found[0] == small
+    assert found[1] != small, mended("program/library_functions.py")
 
 
 def test_a_maximum_of_cuda_text_loses_nan(monkeypatch: pytest.MonkeyPatch) -> None:

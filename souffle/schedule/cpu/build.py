@@ -16,9 +16,7 @@ from tvm.target import codegen
 
 from souffle.cache import most_bytes, read_entry, trim, write_entry
 from souffle.parallel import map_in_threads, usable_cores
-from souffle.program.extrema import with_llvm_extrema
-from souffle.program.ieee import with_ieee_arithmetic
-from souffle.program.llvm_pipeline import compile_llvm
+from souffle.program.llvm_pipeline import compile_llvm, with_exact_arithmetic
 from souffle.schedule.cpu.elementary import rounded_to_bfloat16
 from souffle.schedule.cpu.schedule import ScheduledFunction, schedule_with_constants
 from souffle.schedule.cpu.words import plain_target
@@ -173,8 +171,7 @@ class _Scheduling:
 
 
 def _named(name: str, func: tirx.PrimFunc) -> tirx.PrimFunc:
-    exact = with_llvm_extrema(func.with_body(with_ieee_arithmetic(func.body)))
-    return rounded_to_bfloat16(exact).with_attr("global_symbol", name)
+    return rounded_to_bfloat16(with_exact_arithmetic(func)).with_attr("global_symbol", name)
 
 
 def _module(func: tirx.PrimFunc, target: tvm.target.Target) -> tvm.runtime.Module:
