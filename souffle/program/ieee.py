@@ -1,11 +1,12 @@
 """Expressions that TVM's simplifier would change, in a form that it leaves alone: of floating point and of integers.
 
 It takes numbers to be real: ``x - x`` and ``x * 0`` are 0 to it, ``x == x`` is true, ``(x + y) - y`` is ``x``, not
-``x < y`` is ``y <= x``. Of NaN and infinities that is wrong, and of sums it forgets their rounding. It refuses
-``x / 0`` where 0 is a constant. Of unsigned integers it makes ``0 - 1`` of ``x - (x + 1)`` and of ``x < x + 1``, and
-then refuses that for being below zero. It bounds integers of 8 and 16 bits as if they did not wrap around: of
-``int32(x + 1)`` it believes that it is above zero where ``x`` is ``uint8``; and integers that lose their upper bits as
-if they had none, such as ``int32(int64(x) + 2**31)``. (TVM 0.27; docs/tvm-defects.md has what watches each.)
+``x < y`` is ``y <= x``. Of NaN, infinities and negative zeros that is wrong, and of sums it forgets their rounding.
+(That ``x + 0`` is ``x`` is left to it, which differs where ``x`` is -0.) It refuses ``x / 0`` where 0 is a constant. Of
+unsigned integers it makes ``0 - 1`` of ``x - (x + 1)`` and of ``x < x + 1``, and then refuses that for being below
+zero. It bounds integers of 8 and 16 bits as if they did not wrap around: of ``int32(x + 1)`` it believes that it is
+above zero where ``x`` is ``uint8``; and integers that lose their upper bits as if they had none, such as
+``int32(int64(x) + 2**31)``. (TVM 0.27; docs/tvm-defects.md has what watches each.)
 """
 
 from __future__ import annotations
