@@ -278,15 +278,18 @@ class Waits:
             return dependence.same
         consumer, producer = self._slots_of(edge.consumer), self._slots_of(edge.producer)
         # One tile shows it of most that leave their block, whose pairs isl would count for long.
-        if dependence.sources is not None:
-            first, last, _ = dependence.sources
-            if {producer[first], producer[last]} != {consumer[dependence.tile]}:
-                return False
+        if not self._slots_read(edge) <= {int(consumer[dependence.tile])}:
+            return False
         pairs = dependence.pairs
         return pairs is not None and bool((consumer[pairs[:, 0]] == producer[pairs[:, 1]]).all())
 
     def _slots_of(self, stage: Stage) -> np.ndarray:
         return self._slots.get(stage, np.arange(stage.schedule.tiles))
+
+    def _slots_read(self, edge: Edge) -> set[int]:
+        """Slots of the first and the last producer tile that one tile of the consumer reads from, as far as known."""
+        dependence, slots = self._dependence(edge), self._slots_of(edge.producer)
+        return set() if dependence.sources is None else {int(slots[tile]) for tile in dependence.sources[:2]}
 
     def _may_share_slots(self, edge: Edge, dependence: TileDependence) -> bool:
         """Whether one tile of the consumer needs no more tiles of the producer than a block may take."""
@@ -298,17 +301,10 @@ class Waits:
             return True
         return self.expected.extra_seconds(edge.producer, wanted) <= self.expected.sync_seconds
 
-    def _is_in_two_slots(self, producer: Stage, dependence: TileDependence) -> bool:
-        """Whether what one tile reads shows that no slot of the producer has all."""
-        if dependence.sources is None:
-            return False
-        slots, (first, last, _) = self._slots_of(producer), dependence.sources
-        return bool(slots[first] != slots[last])
-
     def _follow(self, known: Sequence[tuple[Edge, TileDependence]]) -> bool:
         """Put each tile of the consumer into the slot of all producer tiles that it reads from, if that is one."""
         consumer = known[0][0].consumer
-        if any(self._is_in_two_slots(edge.producer, dependence) for edge, dependence in known):
+        if any(len(self._slots_read(edge)) > 1 for edge, _ in known):
             return False
         slots = np.full(consumer.schedule.tiles, -1, np.int64)
         for edge, dependence in known:
