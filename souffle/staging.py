@@ -81,6 +81,8 @@ def stage_program(
     price = price_on(described)
     scheduler = GpuScheduler(device, price)
     logs = open_log(options.tuning_log, options.arch)
+    # Most stages of one way are those of another, with the schedules that the scheduler has for them.
+    dependences = TileDependences()
     ways = {(): (program, decided)}
     # Where reductions are computed belongs to Souffle's own way to form stages; patterns have them as they are.
     if level.merge and options.reductions == "ordered" and options.fusion == SOUFFLE:
@@ -108,7 +110,7 @@ def stage_program(
             ways = {done: (made, (*before, *_refused(absorbed))) for done, (made, before) in ways.items()}
 
     def staged(program: TEProgram, decided: tuple[Decision, ...]) -> tuple[_Staging, Staged]:
-        staging = _Staging(hook("two_phase", program), decided, options, scheduler, logs, progress, hook)
+        staging = _Staging(hook("two_phase", program), decided, options, scheduler, logs, dependences, progress, hook)
         return staging, staging.best()
 
     found = {done: staged(*way) for done, way in ways.items()}
@@ -133,18 +135,18 @@ class _Staging:
         options: Options,
         scheduler: GpuScheduler,
         logs: Sequence[TuningLog],
+        dependences: TileDependences,
         progress: Progress,
         hook: Hook,
     ) -> None:
         self.program, self.decided, self.options, self.scheduler = program, decided, options, scheduler
-        self.logs, self.progress, self.hook = logs, progress, hook
+        self.logs, self.dependences, self.progress, self.hook = logs, dependences, progress, hook
         self.level, self.device = LEVELS[options.level], device_for(options.arch)
         self.fusion = fusion_of(options)
         self.on_chip = options.on_chip if self.fusion is None else self.fusion.on_chip
         self.planner = planner_for(options.partition) if self.level.merge else ONE_KERNEL_PER_STAGE
         measure = options.cubin and self.planner.measures
         self.meter = StageMeter(options.arch, scheduler.target, measure=measure, cache_dir=options.cache_dir)
-        self.dependences = TileDependences()
         self.own: dict[str, Stage] = {}
         self.given = frozenset(item.name for item in program.tes if isinstance(item, Loop))
 

@@ -293,14 +293,11 @@ def named_set(points_: Set, name: str) -> Set:
 
 def points(points_: Set) -> list[tuple[int, ...]]:
     """All integer points of a small bounded set, sorted."""
-    found: list[tuple[int, ...]] = []
-    dimensions = points_.dim(_SET)
-    points_.foreach_point(
-        lambda point: found.append(
-            tuple(_number(point.get_coordinate_val(_SET, position)) for position in range(dimensions))
-        )
-    )
-    return sorted(found)
+    found: list[islpy.Point] = []
+    # Read when all are there: what a budget refuses in a callback, islpy writes to the user.
+    points_.foreach_point(found.append)
+    dimensions = range(points_.dim(_SET))
+    return sorted(tuple(_number(point.get_coordinate_val(_SET, d)) for d in dimensions) for point in found)
 
 
 def pairs(relation: Map) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:

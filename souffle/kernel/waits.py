@@ -235,10 +235,14 @@ class Waits:
         """First and last tile of one stage for each tile of another, as slots of the two."""
         own, other = self._slots_of(later), self._slots_of(earlier)
         first, last = np.full(own.max(initial=0) + 1, 2**31), np.full(own.max(initial=0) + 1, -1)
-        for slot, low, high in zip(own, *tiles, strict=True):
-            if low <= high:
-                needed = other[low : high + 1]
-                first[slot], last[slot] = min(first[slot], needed.min()), max(last[slot], needed.max())
+        low, high = tiles
+        some = low <= high
+        if some.any():
+            # Of slots between a first and a last tile: reduceat looks from each index to the next, every other counts.
+            ranges = np.stack([low[some], high[some] + 1], axis=1).ravel()
+            slots = np.append(other, other[-1])
+            np.minimum.at(first, own[some], np.minimum.reduceat(slots, ranges)[::2])
+            np.maximum.at(last, own[some], np.maximum.reduceat(slots, ranges)[::2])
         return first, last
 
     # Whether dependences stay on one block

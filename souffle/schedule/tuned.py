@@ -52,6 +52,9 @@ _MOST_KNOWN = 4
 """Records of a stage that are tried in its kernel, as the model of their day ranked them: whole networks are priced
 with each."""
 
+_MOST_REMEMBERED = 2048
+"""Schedules of records: those of a hundred stages are asked about again and again."""
+
 _CHANGED = ", of another text than its recipe makes now"
 
 
@@ -428,7 +431,7 @@ def _used(
     if crowded is not None:
         left_out.append(_unfit(record, crowded))
         return None
-    return _Tuned(replace(answer, registers=registers), functions, record, changed)
+    return _Tuned(_with_registers(answer, registers), functions, record, changed)
 
 
 def _unfit(record: Record, crowded: Refused) -> str:
@@ -443,13 +446,19 @@ class _Workload:
     func: tirx.PrimFunc = field(compare=False)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_MOST_REMEMBERED)
 def _followed(recipe: Recipe, workload: _Workload, request: GpuRequest) -> GpuSchedule | Refused:
     """As :func:`followed`. The same stages are asked about with some reductions placed otherwise, or joined."""
     return followed(recipe, workload.func, request)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_MOST_REMEMBERED)
+def _with_registers(schedule: GpuSchedule, registers: int) -> GpuSchedule:
+    """One object for equal ones: what is known of a schedule's tiles is known by it."""
+    return replace(schedule, registers=registers)
+
+
+@lru_cache(maxsize=_MOST_REMEMBERED)
 def _lowered(schedule: GpuSchedule, arch: str) -> tuple[DeviceFunction, ...] | Refused:
     """What a schedule is lowered to, or why it cannot be."""
     try:
