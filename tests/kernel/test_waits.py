@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from souffle.kernel.dependences import TileDependences
 from souffle.kernel.tile_maps import tile_maps
 from souffle.kernel.waits import Expected
 from souffle.partition import PartitionRequest
-from souffle.program import TEProgram
+from souffle.program import Tensor, TEProgram
 from souffle.program.evaluate import evaluate
 from souffle.schedule.stage import Stage
 from tests.kernel.test_loops import from_the_start, two_states_back
@@ -114,6 +115,49 @@ def dependence(program: TEProgram, producer: str, consumer: str):
     stages = {stage.name: stage for stage in lower(program).stages}
     tensor = next(t for t in stages[consumer].inputs if t in stages[producer].outputs)
     return TileDependences().between(stages[producer], tensor, stages[consumer], tensor)
+
+
+def sums_of_some_rows(seed: int) -> TEProgram:
+    """Sums of rows at multiples, in blocks and from the end, of what another stage writes."""
+    choose = random.Random(seed)
+    rows, columns = choose.choice((257, 512, 1000)), choose.choice((31, 64, 300))
+    step, shift = choose.randint(1, 3), choose.randint(0, 5)
+    count = (rows - shift) // step
+    b = Builder()
+    x = b.scaled(b.input(rows, columns), 2.0)
+
+    def some(at: Callable[[tirx.PrimExpr], tirx.PrimExpr]) -> Tensor:
+        k = te.reduce_axis((0, columns))
+        return b.add(lambda p: te.compute((count,), lambda i: te.sum(p(at(i), k), axis=k)), x, name="some")
+
+    return b.program(x, some(lambda i: i * step + shift), some(lambda i: rows - 1 - i * step), some(lambda i: i // 3))
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["pairs", "lexicographic"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_ends_of_what_tiles_need(seed: int, listed: bool) -> None:
+    first_stage, *others = lower(sums_of_some_rows(seed)).stages
+    (x,) = first_stage.outputs
+    written = touched(first_stage, x)
+    told = 0
+    for stage in others:
+        found = TileDependences().between(first_stage, x, stage, x)
+        if not listed:
+            # Too many to be looked at one by one.
+            found.__dict__["pairs"] = None
+        read = touched(stage, x)
+        met = {(c, p) for c in read for p in written if read[c] & written[p]}
+        tiles = stage.schedule.tiles, first_stage.schedule.tiles
+        for ends, pairs, among in (
+            (found.needed, met, tiles[1]),
+            (found.needing, {(p, c) for c, p in met}, tiles[0]),
+        ):
+            told += ends[0].any()
+            for tile, (first, last) in enumerate(zip(*ends, strict=True)):
+                own = [other for mine, other in pairs if mine == tile]
+                exact = (min(own), max(own)) if own else (0, -1)
+                assert (first, last) == exact if ends[0].any() else first == 0 and last in (exact[1], among - 1)
+    assert told
 
 
 def test_elementwise_neighbours_depend_tile_by_tile() -> None:
