@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from tvm import tirx
@@ -18,6 +19,7 @@ from souffle.tvm_compat import PrimExpr, sequence, variables
 __all__ = ["result_lanes", "value_buffers", "write_results"]
 
 
+@lru_cache(maxsize=256)
 def result_lanes(contraction: Contraction, most: int, *, apart: bool = False) -> int:
     """How many neighbouring columns one store can take in every output, at most `most`.
 
