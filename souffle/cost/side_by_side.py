@@ -48,12 +48,15 @@ def multiprocessor_queues(had: Sequence[np.ndarray], multiprocessors: int, first
     # Blocks go round so many multiprocessors until these are full.
     place = number // (together * each) * together + number % together
     order = np.argsort(place, kind="stable")
-    bounds = np.flatnonzero(np.diff(place[order])) + 1
-    queues = {
-        tuple(tuple(queue) for queue in table[:, own].transpose(1, 0, 2).reshape(-1, stages).tolist())
-        for own in np.split(order, bounds)
-    }
-    return sorted(queues)
+    starts = np.flatnonzero(np.diff(place[order], prepend=-1))
+    held = np.diff(starts, append=blocks)
+    found: list[tuple[Queue, ...]] = []
+    for count in np.unique(held):
+        own = order[starts[held == count, None] + np.arange(count)]
+        queues = table[:, own].transpose(1, 2, 0, 3).reshape(len(own), -1)
+        for one in set(map(tuple, queues.tolist())):
+            found.append(tuple(one[at : at + stages] for at in range(0, len(one), stages)))
+    return sorted(found)
 
 
 def clocks_side_by_side(tiles: Sequence[TileClocks], queues: Sequence[Queue]) -> float:

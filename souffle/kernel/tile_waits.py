@@ -178,7 +178,8 @@ class _Chooser:
     def seconds(self, flags: frozenset[Site]) -> float:
         """What all blocks, and tiles, wait."""
         prices = self.prices
-        total = sum(runs * prices.barrier(prices.blocks) for site, runs in self.sites.items() if site not in flags)
+        barrier = prices.barrier(prices.blocks)
+        total = sum(runs * barrier for site, runs in self.sites.items() if site not in flags)
         first: set[Site] = set()
         for stage, waits in self.waits(flags).items():
             for wait in waits:
