@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 WORKERS ?= 2
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test lint pages clean
 
 setup: $(VENV)/.ready
 
@@ -29,6 +29,11 @@ test: $(VENV)/.ready
 
 lint: $(VENV)/.ready
 	$(RUN) -m ruff check .
+
+# What tests compare with the records and the operators that there are.
+pages: $(VENV)/.ready
+	$(RUN) -m benchmarks.onnx_suite.operators_page
+	$(RUN) -m benchmarks.results_page
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis
