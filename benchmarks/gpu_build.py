@@ -61,6 +61,11 @@ class _Group:
         name = re.sub(r"[^A-Za-z0-9.-]", "-", self.model)
         return "-".join([name, self.size, *precision, *([f"{self.steps}steps"] if self.steps else [])])
 
+    def name(self, network: _Network) -> str:
+        """Of a network, and of its files."""
+        suffix = "" if network.constants == "stored" else f"-{network.constants}"
+        return f"{self.stem(network.precision)}-{file_name(network.variant)}{suffix}"
+
     def networks(self, options: argparse.Namespace, variants: Iterable[Variant]) -> dict[str, _Network]:
         """What is to be built, by name: fp32 first."""
         networks: dict[str, _Network] = {}
@@ -70,9 +75,8 @@ class _Group:
                 stored = self.size == "tiny" or self.model in VERSIONS or variant.level in options.check_paper
                 synthetic = self.size != "tiny" and self.model not in VERSIONS
                 for constants in [*["stored"] * stored, *["synthetic"] * synthetic]:
-                    suffix = "" if constants == "stored" else f"-{constants}"
-                    name = f"{self.stem(precision)}-{file_name(variant)}{suffix}"
-                    networks[name] = _Network(variant, precision, constants)
+                    network = _Network(variant, precision, constants)
+                    networks[self.name(network)] = network
         return networks
 
 
@@ -263,7 +267,7 @@ def _build_group(options: argparse.Namespace, folder: _Folder, group: _Group, va
         return True
     command = [sys.executable, "-m", "benchmarks.gpu_build_network", group.model, "--size", group.size]
     command += ["--arch", options.arch, "--io", str(io.resolve()), "--graph", str(graph.resolve())]
-    command += ["--wanted", json.dumps(_jobs(folder.path, missing))]
+    command += ["--wanted", json.dumps(_jobs(folder, group, missing))]
     command += [] if options.cubin else ["--no-cubin"]
     command += ["--steps", group.steps] if group.steps else []
     for name in missing:
@@ -288,14 +292,16 @@ def _build_group(options: argparse.Namespace, folder: _Folder, group: _Group, va
     return True
 
 
-def _jobs(folder: Path, missing: dict[str, _Network]) -> list[dict[str, Any]]:
+def _jobs(folder: _Folder, group: _Group, missing: dict[str, _Network]) -> list[dict[str, Any]]:
     """What the process is told: one compilation each, with the files of its constants."""
     jobs: dict[tuple[str, Variant], dict[str, Any]] = {}
     for name, network in missing.items():
         fields = dataclasses.asdict(network.variant)
-        new = {"variant": fields, "precision": network.precision, "files": {}}
+        new = {"variant": fields, "precision": network.precision, "beside_fp32": True, "files": {}}
         job = jobs.setdefault((network.precision, network.variant), new)
-        job["files"][network.constants] = f"{(folder / name).resolve()}.souffle"
+        job["files"][network.constants] = f"{(folder.path / name).resolve()}.souffle"
+        plain = group.name(dataclasses.replace(network, precision="fp32"))
+        job["beside_fp32"] &= plain in missing or folder.has(plain)
     return list(jobs.values())
 
 

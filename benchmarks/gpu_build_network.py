@@ -110,9 +110,13 @@ class _Model:
             self._unchanged = not any(decision.accepted for decision in mixed_precision(self._program)[1])
         return precision == "mixed" and bool(self._unchanged)
 
-    def save(self, variant: Variant, precision: str, files: Mapping[str, Path]) -> None:
-        """Compile once; write a file for each way to take constants along, and what it is."""
-        about = {"as_fp32": True} if self._is_fp32(precision) else self._saved(variant, precision, files)
+    def save(self, variant: Variant, precision: str, files: Mapping[str, Path], *, beside_fp32: bool) -> None:
+        """Compile once; write a file for each way to take constants along, and what it is.
+
+        What is the same in fp32 is left to that, where the folder has it or will have it.
+        """
+        as_fp32 = beside_fp32 and self._is_fp32(precision)
+        about = {"as_fp32": True} if as_fp32 else self._saved(variant, precision, files)
         for path in files.values():
             path.with_suffix(".json").write_text(json.dumps(about))
 
@@ -146,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int)
     parser.add_argument(
         "--wanted", default="[]",
-        help='JSON: [{"variant": fields of Variant, "precision": ..., "files": {constants: file}}]',
+        help='JSON: [{"variant": fields of Variant, "precision": ..., "beside_fp32": ..., "files": {constants: file}}]',
     )  # fmt: skip
     parser.add_argument("--io", required=True, type=Path)
     parser.add_argument("--graph", required=True, type=Path)
@@ -165,7 +169,8 @@ def main(argv: list[str] | None = None) -> int:
             variant = Variant(
                 fields["level"], tuple(fields["disable"]), fields["fusion"], tuple(map(tuple, fields["more"]))
             )
-            imported.save(variant, one["precision"], {key: Path(path) for key, path in one["files"].items()})
+            files = {key: Path(path) for key, path in one["files"].items()}
+            imported.save(variant, one["precision"], files, beside_fp32=one["beside_fp32"])
     return 0
 
 

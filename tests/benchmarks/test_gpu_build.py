@@ -86,3 +86,14 @@ def test_the_host_script_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     }
     assert index["failed"] == {"bert-tiny-mixed-V4.fusion.learned": "OptionError: PyTorch is not here"}
     assert gpu_host.main([*mixed, "--variants", "fusion=none"]) == 2
+    # What mixed precision changes nothing of is built where there is none of it in fp32, and left to that where it is.
+    monkeypatch.setattr(process.souffle, "compile", compile_model)
+    command = ["build", "--models", "lstm", "--sizes", "tiny", "--levels", "V4", "--jobs", "1", "--precision", "mixed"]
+    for folder, found in (("alone", ["lstm-tiny-mixed-V4"]), ("beside", ["lstm-tiny-fp32-V4"])):
+        out = ["--out", str(tmp_path / folder), "--max-mib", "16"]
+        assert gpu_host.main([*command, *(["fp32"] if folder == "beside" else []), *out]) == 0
+        index = json.loads((tmp_path / folder / "index.json").read_text())
+        assert list(index["cases"]) == found
+        assert {name: other["to"] for name, other in index["equal"].items()} == (
+            {"lstm-tiny-mixed-V4": "fp32"} if folder == "beside" else {}
+        )

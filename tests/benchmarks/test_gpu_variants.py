@@ -82,7 +82,8 @@ def test_what_is_no_network_of_a_paper_is_built_and_checked(name: str, tmp_path:
     assert name in gpu_networks.NAMES
     files = {"artifact": tmp_path / "net.souffle", "io": tmp_path / "net.npz", "graph": tmp_path / "net.graph.npz"}
     fields = dataclasses.asdict(Variant("V4"))
-    wanted = [{"variant": fields, "precision": "fp32", "files": {"stored": str(files["artifact"])}}]
+    stored = {"stored": str(files["artifact"])}
+    wanted = [{"variant": fields, "precision": "fp32", "beside_fp32": True, "files": stored}]
     command = [name, "--size", "tiny", "--arch", "sm_90", "--no-cubin", "--wanted", json.dumps(wanted)]
     gpu_build_network.main([*command, "--io", str(files["io"]), "--graph", str(files["graph"])])
     about: dict[str, Any] = json.loads(files["artifact"].with_suffix(".json").read_text())
