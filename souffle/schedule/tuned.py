@@ -52,7 +52,7 @@ _MOST_KNOWN = 4
 """Records of a stage that are tried in its kernel, as the model of their day ranked them: whole networks are priced
 with each."""
 
-_MOST_REMEMBERED = 2048
+_MOST_REMEMBERED = 1024
 """Schedules of records: those of a hundred stages are asked about again and again."""
 
 _CHANGED = ", of another text than its recipe makes now"
