@@ -5,6 +5,8 @@ isl objects compare mathematically but hash by representation, so they are never
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -250,23 +252,43 @@ def count_points(points_: Set) -> int:
 
 def _count(points_: Set) -> int:
     disjoint = points_.coalesce().make_disjoint()
-    return sum(_count_piece(Set.from_basic_set(piece)) for piece in disjoint.get_basic_sets())
+    return sum(map(_count_piece, disjoint.get_basic_sets()))
 
 
-def _count_piece(piece: Set) -> int:
-    dimensions = piece.dim(_SET)
-    if dimensions < 2:
+def _count_piece(basic: islpy.BasicSet) -> int:
+    """The product over dimensions that no constraint ties together, each tied group counted alone."""
+    piece, dimensions = Set.from_basic_set(basic), range(basic.dim(_SET))
+    if len(dimensions) < 2:
         return _number(piece.count_val())
-    columns = [projected(piece, position) for position in range(dimensions)]
-    product = columns[0]
-    for column in columns[1:]:
-        product = product.flat_product(column)
-    if not product.is_equal(piece):
-        return _number(piece.count_val())
-    total = 1
-    for column in columns:
-        total *= _number(column.count_val())
-    return total
+    for groups in ([(d,) for d in dimensions], _tied(basic)):
+        # What a group says of itself, with the others free: all of it, if these together say what the piece does.
+        free = [functools.reduce(_freed, (d for d in dimensions if d not in group), piece) for group in groups]
+        if len(groups) > 1 and functools.reduce(Set.intersect, free).is_equal(piece):
+            return math.prod(_number(_only(piece, group).count_val()) for group in groups)
+    return _number(piece.count_val())
+
+
+def _freed(points_: Set, dimension: int) -> Set:
+    return points_.eliminate(_SET, dimension, 1)
+
+
+def _only(points_: Set, kept: Sequence[int]) -> Set:
+    """The projection onto some dimensions."""
+    for dimension in reversed(range(points_.dim(_SET))):
+        if dimension not in kept:
+            points_ = points_.project_out(_SET, dimension, 1)
+    return points_
+
+
+def _tied(basic: islpy.BasicSet) -> list[tuple[int, ...]]:
+    """Dimensions in groups: those that a constraint has in common, be it by way of unknowns."""
+    kinds = (_SET, islpy.dim_type.div)
+    groups = [{(kind, number)} for kind in kinds for number in range(basic.dim(kind))]
+    for constraint in basic.get_constraints():
+        tied = [group for group in groups if any(constraint.involves_dims(*one, 1) for one in group)]
+        groups = [group for group in groups if group not in tied] + ([set().union(*tied)] if tied else [])
+    found = (tuple(sorted(number for kind, number in group if kind == _SET)) for group in groups)
+    return sorted(group for group in found if group)
 
 
 def affine_row(value: PwAff) -> tuple[tuple[int, ...], int] | None:
