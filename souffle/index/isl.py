@@ -220,10 +220,12 @@ def first_dimensions(points_: Set, keep: int) -> Set:
     return points_.project_out(_SET, keep, points_.dim(_SET) - keep)
 
 
-def projected(points_: Set, position: int) -> Set:
-    """One dimension of a set."""
-    count = points_.dim(_SET)
-    return points_.project_out(_SET, position + 1, count - position - 1).project_out(_SET, 0, position)
+def projected(points_: Set, kept: Sequence[int]) -> Set:
+    """Some dimensions of a set."""
+    for dimension in reversed(range(points_.dim(_SET))):
+        if dimension not in kept:
+            points_ = points_.project_out(_SET, dimension, 1)
+    return points_
 
 
 def bounds(points_: Set) -> list[tuple[int, int]]:
@@ -264,20 +266,12 @@ def _count_piece(basic: islpy.BasicSet) -> int:
         # What a group says of itself, with the others free: all of it, if these together say what the piece does.
         free = [functools.reduce(_freed, (d for d in dimensions if d not in group), piece) for group in groups]
         if len(groups) > 1 and functools.reduce(Set.intersect, free).is_equal(piece):
-            return math.prod(_number(_only(piece, group).count_val()) for group in groups)
+            return math.prod(_number(projected(piece, group).count_val()) for group in groups)
     return _number(piece.count_val())
 
 
 def _freed(points_: Set, dimension: int) -> Set:
     return points_.eliminate(_SET, dimension, 1)
-
-
-def _only(points_: Set, kept: Sequence[int]) -> Set:
-    """The projection onto some dimensions."""
-    for dimension in reversed(range(points_.dim(_SET))):
-        if dimension not in kept:
-            points_ = points_.project_out(_SET, dimension, 1)
-    return points_
 
 
 def _tied(basic: islpy.BasicSet) -> list[tuple[int, ...]]:

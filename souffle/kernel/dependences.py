@@ -103,21 +103,23 @@ class TileDependence:
 
         All of them where isl has no answer, or where :attr:`tile` needs most of them.
         """
-        return self._ends(self.consumer.tiles, self.producer.tiles, needing=False)
+        return self._ends(needing=False)
 
     @cached_property
     def needing(self) -> tuple[np.ndarray, np.ndarray]:
         """First and last consumer tile that reads from each producer tile, in the same way."""
-        return self._ends(self.producer.tiles, self.consumer.tiles, needing=True)
+        return self._ends(needing=True)
 
-    def _ends(self, tiles: int, others: int, *, needing: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _ends(self, *, needing: bool) -> tuple[np.ndarray, np.ndarray]:
+        sides = (self.producer, self.consumer) if needing else (self.consumer, self.producer)
+        tiles, others = (side.tiles for side in sides)
         every = np.zeros(tiles, np.int64), np.full(tiles, others - 1, np.int64)
         few = self.sources is not None and self.sources[1] - self.sources[0] < _MOST * self.producer.tiles
         relation = self.relation if few and tiles <= _MOST_PAIRS else None
         if relation is None or isl.unknowns(relation.wrap()) > _MOST_UNKNOWNS:
             return every
         if self.pairs is not None:
-            # Where there are few, to look at all of them takes isl a tenth of what it does to find their ends.
+            # Where there are few, to look at all of them takes isl a sixth of what it does to find their ends.
             own, other = self.pairs.T[::-1] if needing else self.pairs.T
             first, last = np.full(tiles, others, np.int64), np.full(tiles, -1, np.int64)
             np.minimum.at(first, own, other)
