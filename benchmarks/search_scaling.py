@@ -84,7 +84,7 @@ class _Drawn:
         """A number for a word."""
         digest = self._digests.get(id(job))
         if digest is None:
-            text = json.dumps(job.payload, sort_keys=True).encode()
+            text = json.dumps(job.payload, sort_keys=True, default=bytes.hex).encode()
             digest = self._digests[id(job)] = hashlib.sha256(text).digest()
         return int.from_bytes(hashlib.sha256(digest + repr(word).encode()).digest()[:6], "big") / 2**48
 
@@ -197,7 +197,7 @@ def _played(setting: _Setting, tasks: Sequence[Task], candidates: int, sizes: Se
                 return {"problem": "it does not fit"}
             return {**one_look, "recipe": job.payload["recipe"], "seconds": predicted}
         figures = {"problem": "", "seconds": predicted, "registers": 64, "spill_bytes": 0}
-        return [figures for _ in job.payload["recipes"]]
+        return [figures for _ in job.payload["candidates"]]
 
     rows = []
     for size in sizes:

@@ -40,10 +40,13 @@ from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import const_int
 
 __all__ = [
+    "CountedFunction",
     "Prediction",
     "Terms",
     "TileClocks",
+    "count_stage",
     "estimated_registers",
+    "predict_counted",
     "predict_stage",
     "predict_work",
     "registers_with_constants",
@@ -161,6 +164,49 @@ class Prediction:
     terms: tuple[Terms, ...]
 
 
+@dataclass(frozen=True)
+class CountedFunction:
+    """What the cost model has to know of a lowered function: numbers alone, which travel between processes.
+
+    Attributes
+    ----------
+    work : Work
+        Of one tile.
+    tiles : int
+    tensor_bytes : float
+        Of all tensors that it takes.
+    resources : StageResources
+        Of a block.
+    """
+
+    work: Work
+    tiles: int
+    tensor_bytes: float
+    resources: StageResources
+
+
+def count_stage(
+    functions: Sequence[DeviceFunction], resources: StageResources | None = None
+) -> tuple[CountedFunction, ...]:
+    """What :func:`predict_counted` has to know of a lowered stage.
+
+    Parameters
+    ----------
+    functions : sequence of DeviceFunction
+        See :func:`souffle.kernel.lower_stage`.
+    resources : StageResources, optional
+        As for :func:`predict_stage`.
+    """
+    counted = []
+    for function in functions:
+        own = resources
+        if own is None or not own.measured:
+            own = StageResources(estimated_registers(function), 0, function.shared_bytes, function.threads, 0, False)
+        size = sum(_bytes_of_parameters(function))
+        counted.append(CountedFunction(work_of(function), function.tiles, size, own))
+    return tuple(counted)
+
+
 def predict_stage(
     functions: Sequence[DeviceFunction],
     device: CostDevice,
@@ -190,6 +236,13 @@ def predict_stage(
     OptionError
         If `start` is none of these, or a block does not fit on the device.
     """
+    return predict_counted(count_stage(functions, resources), device, start=start, warm=warm)
+
+
+def predict_counted(
+    counted: Sequence[CountedFunction], device: CostDevice, *, start: str = "launch", warm: bool = False
+) -> Prediction:
+    """As :func:`predict_stage`, of what :func:`count_stage` found."""
     starts = {
         "launch": device.launch_seconds,
         "node": device.graph_node_seconds,
@@ -199,16 +252,9 @@ def predict_stage(
     if start not in starts:
         raise OptionError(f"start={start!r} is not valid; choose one of {', '.join(starts)}")
     terms = []
-    for number, function in enumerate(functions):
-        own = resources
-        if own is None or not own.measured:
-            own = StageResources(estimated_registers(function), 0, function.shared_bytes, function.threads, 0, False)
-        size = sum(_bytes_of_parameters(function))
-        terms.append(
-            predict_work(
-                work_of(function), function.tiles, own, device, size, starts[start] if number == 0 else 0.0, warm=warm
-            )
-        )
+    for number, one in enumerate(counted):
+        first = starts[start] if number == 0 else 0.0
+        terms.append(predict_work(one.work, one.tiles, one.resources, device, one.tensor_bytes, first, warm=warm))
     seconds = sum(one.start + max(one.multiprocessors, one.l2, one.memory) for one in terms)
     return Prediction(seconds, tuple(terms))
 

@@ -176,7 +176,7 @@ def built_figures(
     ----------
     stage : SharedStage
     function : str
-        ``"module:name"``; :func:`souffle.tuning.stage_work.build` or another that is given ``recipes``.
+        ``"module:name"``; :func:`souffle.tuning.stage_work.build` or another that is given ``candidates``.
     candidates : sequence of Look
     given : mapping, optional
         What the function is given beside.
@@ -205,8 +205,8 @@ def built_figures(
 def _building(
     stage: SharedStage, function: str, group: Sequence[Look], given: Mapping[str, Any]
 ) -> tuple[Job, Check]:
-    recipes = [look.recipe.data() for look in group]
-    job = stage.job(function, f"{len(group)} candidates", {"recipes": recipes, **given})
+    packed = [look.candidate for look in group]
+    job = stage.job(function, f"{len(group)} candidates", {"candidates": packed, **given})
     return job, partial(_each_is_said, len(group))
 
 

@@ -48,6 +48,8 @@ class Look:
         Blocks, and shared memory of one.
     text : str
         Digest of what it is lowered to.
+    candidate : bytes
+        What a worker compiles, :class:`souffle.tuning.candidate.Candidate` packed.
     features : tuple of float
         What a learnt ranking is told of it; empty where there is none.
     """
@@ -58,6 +60,7 @@ class Look:
     tiles: int
     shared_bytes: int
     text: str
+    candidate: bytes
     features: tuple[float, ...] = ()
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from souffle.decision import Refused
 from souffle.schedule.gpu.device import device_for
@@ -24,6 +24,9 @@ from souffle.tuning.transfer import fitted_recipe
 from souffle.workers.cases import Asking
 
 __all__ = ["BATCH", "LearnedRanker", "StageSearch"]
+
+_OF_A_LOOK = frozenset(["recipe", "tiles", "shared_bytes", "text", "candidate", "features"])
+"""What a worker says of a candidate that lowers, beside its times."""
 
 BATCH = 16
 """About so many candidates are chosen together, knowing the figures of all before them. Ansor and MetaSchedule measure
@@ -217,7 +220,7 @@ class StageSearch:
         told = self.ranker is not None
         payloads = [{"recipe": recipe.data(), "features": told} for _, recipe in new]
         jobs = [self.shared.job(f"{_WORK}:look", "a look", payload) for payload in payloads]
-        outcomes = (yield [(job, lacks_seconds) for job in jobs]) if jobs else []
+        outcomes = (yield [(job, _lacks) for job in jobs]) if jobs else []
         for (space, recipe), outcome in zip(new, outcomes, strict=True):
             if outcome.failure:
                 # Written down with its reason, so that no search loses a worker by it again.
@@ -237,6 +240,7 @@ class StageSearch:
                     value["tiles"],
                     value["shared_bytes"],
                     value["text"],
+                    value["candidate"],
                     tuple(value["features"]),
                 )
             )
@@ -306,3 +310,12 @@ class StageSearch:
             fitting=sum(isinstance(look, Look) for look in self._looks.values()),
             seconds=self.seconds_spent,
         )
+
+
+def _lacks(value: Any) -> str:
+    """Why what a worker says of a recipe cannot be true; empty where it can."""
+    reason = lacks_seconds(value)
+    if reason or value["problem"]:
+        return reason
+    missing = sorted(_OF_A_LOOK - set(value))
+    return f"its worker gave no {missing[0]}" if missing else ""

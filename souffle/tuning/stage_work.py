@@ -1,15 +1,15 @@
 """What workers do of a search for one stage: its sketches, looks at recipes, and candidates built by nvcc.
 
 Each function takes plain data and what is shared of the stage and of the setting, and gives plain data. A worker keeps
-stages and candidates that it has seen, since jobs of the same ones follow each other; it could make them anew.
+stages that it has seen, since jobs of the same ones follow each other; it could make them anew. A candidate is lowered
+once, by whoever looks at it: what is compiled of it comes with the look (:mod:`souffle.tuning.candidate`).
 """
 
 from __future__ import annotations
 
 import pickle
 import random
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -18,20 +18,18 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import Trace
 
-from souffle.codegen.cuda import emit_cuda
 from souffle.codegen.nvcc import compile_cubin
 from souffle.codegen.plan import CudaModule, Resources
-from souffle.cost import CostDevice, predict_stage
+from souffle.cost import CostDevice, count_stage
 from souffle.decision import Refused
 from souffle.errors import CudaCompileError, OptionError, SouffleError
-from souffle.kernel.kernel_shape import KernelShape, kernel_of_stage
 from souffle.schedule.follow import followed
 from souffle.schedule.gpu import RULES, GpuRequest, GpuSchedule, Sketch, sketch_of
 from souffle.schedule.lower import DeviceFunction, cuda_target, lower_stage, text_of
 from souffle.schedule.recipe import NATIVE_RULE, Recipe
 from souffle.schedule.record import workload_module
-from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import StageDraft
+from souffle.tuning.candidate import Candidate, text_of_candidates
 from souffle.tuning.learned.features import features_of
 from souffle.tuning.sketches import native_context, plain, spaces_of
 from souffle.tuning.trial_plan import trial_plan
@@ -41,8 +39,6 @@ __all__ = ["SearchSetting", "build", "look", "packed_setting", "packed_stage", "
 
 _FAILING = (ValueError, TypeError, RuntimeError, AttributeError, LookupError, SouffleError)
 """What TVM and the rules raise where choices do not go together."""
-_REMEMBERED = 64
-"""Candidates that a worker keeps."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +76,7 @@ class _Looked:
 
     schedule: GpuSchedule
     functions: tuple[DeviceFunction, ...]
+    candidate: Candidate
     trace: list[Any] | None
 
 
@@ -87,7 +84,7 @@ class _StageWork:
     """One stage in a worker."""
 
     def __init__(self, stage: bytes, setting: bytes) -> None:
-        self.setting: SearchSetting = pickle.loads(setting)
+        self.setting = _setting(setting)
         self.request = self.setting.request
         if self.setting.rules != tuple(RULES):
             other = sorted(set(self.setting.rules) ^ set(RULES)) or self.setting.rules
@@ -95,10 +92,10 @@ class _StageWork:
                 f"the rules {', '.join(other)} were registered or taken out in the process that searches; "
                 f"workers have only Souffle's own: search with on='here'"
             )
-        self.name, func, self.inputs, self.outputs = pickle.loads(stage)
+        _, func, inputs, outputs = pickle.loads(stage)
         self.func: tirx.PrimFunc = of_text(func)
         self.target = cuda_target(self.request.arch)
-        self._looked: OrderedDict[str, _Looked | Refused] = OrderedDict()
+        self._parameters = [(dtype, _bytes(shape, dtype)) for shape, dtype in (*inputs, *outputs)]
 
     @cached_property
     def _context(self) -> Any:
@@ -106,16 +103,11 @@ class _StageWork:
 
     def looked(self, recipe: Recipe) -> _Looked | Refused:
         """The schedule of a recipe, or why there is none."""
-        if recipe.key not in self._looked:
-            try:
-                found = self._made(recipe)
-            except _FAILING as error:
-                lines = str(error).strip().splitlines()
-                found = Refused(f"{type(error).__name__}: {lines[-1] if lines else ''}")
-            self._looked[recipe.key] = found
-            while len(self._looked) > _REMEMBERED:
-                self._looked.popitem(last=False)
-        return self._looked[recipe.key]
+        try:
+            return self._made(recipe)
+        except _FAILING as error:
+            lines = str(error).strip().splitlines()
+            return Refused(f"{type(error).__name__}: {lines[-1] if lines else ''}")
 
     def _made(self, recipe: Recipe) -> _Looked | Refused:
         whole = recipe if recipe.rule != NATIVE_RULE else self._processed(recipe)
@@ -126,7 +118,8 @@ class _StageWork:
             return schedule
         most = self.request.max_shared_bytes
         functions = lower_stage("stage", schedule, self.target, max_shared_bytes=most)
-        return _Looked(schedule, functions, whole.trace)
+        candidate = Candidate.of_stage(recipe.key, functions, self._parameters, count_stage(functions))
+        return _Looked(schedule, functions, candidate, whole.trace)
 
     def _processed(self, recipe: Recipe) -> Recipe | Refused:
         """MetaSchedule's trace with the steps of its postprocessors.
@@ -151,30 +144,17 @@ class _StageWork:
             return None
         return Recipe(rule, {knob.name: int(values[knob.name]) for knob in sketch.knobs})
 
-    def seconds(self, functions: tuple[DeviceFunction, ...], resources: StageResources | None = None) -> list[float]:
-        """As predicted, with a cold and with a warm second-level cache; OptionError if it does not fit."""
-        device = self.setting.device
-        return [predict_stage(functions, device, resources, warm=warm).seconds for warm in (False, True)]
-
-    def compiled(self, looked: Sequence[_Looked]) -> list[tuple[KernelShape, CudaModule, Resources]]:
-        """Kernels of some candidates, from one call of nvcc; CudaCompileError if it fails."""
-        parameters = [(dtype, _bytes(shape, dtype)) for shape, dtype in (*self.inputs, *self.outputs)]
-        names = [f"trial{number}" for number in range(len(looked))]
-        shapes = [
-            kernel_of_stage(one.functions, parameters, f"{name}_part")
-            for name, one in zip(names, looked, strict=True)
-        ]
-        text = emit_cuda(list(zip(names, shapes, strict=True)), self.target)[0]
-        cubin, report = compile_cubin(text, self.request.arch)
-        module = CudaModule(text, cubin)
-        return [(shape, module, report[name]) for name, shape in zip(names, shapes, strict=True)]
-
 
 def _bytes(shape: Sequence[int], dtype: str) -> int:
     size = tvm.DataType(dtype).bits // 8
     for extent in shape:
         size *= extent
     return size
+
+
+@lru_cache(maxsize=16)
+def _setting(setting: bytes) -> SearchSetting:
+    return pickle.loads(setting)
 
 
 _work = lru_cache(maxsize=16)(_StageWork)
@@ -217,14 +197,15 @@ def look(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> dict[str, A
     -------
     dict
         ``problem``, or the ``recipe`` with what postprocessors added, ``seconds`` predicted with a cold and with a warm
-        second-level cache, ``tiles``, ``shared_bytes``, ``text``, and ``features``, which may be empty.
+        second-level cache, ``tiles``, ``shared_bytes``, ``text``, ``candidate`` (bytes), and ``features``, which may be
+        empty.
     """
     work = _stage(payload, shared)
     looked = work.looked(Recipe.of_data(payload["recipe"]))
     if isinstance(looked, Refused):
         return {"problem": looked.reason}
     try:
-        seconds = work.seconds(looked.functions)
+        seconds = looked.candidate.seconds(work.setting.device)
     except OptionError as error:
         return {"problem": str(error)}
     return {
@@ -234,6 +215,7 @@ def look(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> dict[str, A
         "tiles": looked.schedule.tiles,
         "shared_bytes": max(function.shared_bytes for function in looked.functions),
         "text": text_of(looked.functions),
+        "candidate": looked.candidate.packed(),
         "features": features_of(looked.functions, work.setting.device).tolist() if payload["features"] else [],
     }
 
@@ -244,7 +226,7 @@ def predict_built(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> li
     Parameters
     ----------
     payload : mapping
-        ``stage``, ``setting``, and ``recipes``, which go into one call of nvcc.
+        ``setting``, and ``candidates``, of :func:`look`, which go into one call of nvcc.
     shared : mapping
 
     Returns
@@ -252,68 +234,68 @@ def predict_built(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> li
     list of dict
         ``problem``, or ``seconds``, ``registers`` and ``spill_bytes``, for each.
     """
-    work = _stage(payload, shared)
+    setting = _setting(shared[payload["setting"]])
 
-    def figures(looked: _Looked, used: Resources) -> dict[str, Any]:
-        pool = max(function.shared_bytes for function in looked.functions)
-        threads = max(function.threads for function in looked.functions)
-        spilled = used.spill_store_bytes
-        resources = StageResources(used.registers, used.static_shared_bytes, pool, threads, spilled, True)
+    def figures(one: _Built) -> dict[str, Any]:
         try:
-            seconds = work.seconds(looked.functions, resources)
+            seconds = one.candidate.seconds(setting.device, one.used)
         except OptionError as error:
             return {"problem": str(error)}
-        return {"problem": "", "seconds": seconds, "registers": used.registers, "spill_bytes": spilled}
+        return {"problem": "", "seconds": seconds, **one.figures}
 
-    return [
-        one if isinstance(one, dict) else figures(one[0], one[1][2])
-        for one in _built(work, [Recipe.of_data(data) for data in payload["recipes"]])
-    ]
+    return _of_each(payload, setting, figures)
 
 
 def build(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> list[dict[str, Any]]:
-    """Candidates as plans that a GPU's worker measures; parameters as for :func:`predict_built`.
+    """Candidates as plans that a GPU's worker measures; parameters as for :func:`predict_built`, and ``stage``.
 
     Returns
     -------
     list of dict
         ``problem``, or ``plan`` (bytes of a pickle), ``registers`` and ``spill_bytes``, for each.
     """
-    work = _stage(payload, shared)
-    found = []
-    for number, one in enumerate(_built(work, [Recipe.of_data(data) for data in payload["recipes"]])):
-        if isinstance(one, dict):
-            found.append(one)
-            continue
-        shape, module, used = one[1]
-        name = f"trial{number}"
-        plan = trial_plan(name, work.name, work.inputs, work.outputs, shape, module, used, work.request.arch)
-        figures = {"registers": used.registers, "spill_bytes": used.spill_store_bytes}
-        found.append({"problem": "", "plan": pickle.dumps(plan), **figures})
-    return found
+    setting = _setting(shared[payload["setting"]])
+    name, _, inputs, outputs = pickle.loads(shared[payload["stage"]])
+
+    def planned(one: _Built) -> dict[str, Any]:
+        plan = trial_plan(one.candidate, name, inputs, outputs, one.module, one.used, setting.request.arch)
+        return {"problem": "", "plan": pickle.dumps(plan), **one.figures}
+
+    return _of_each(payload, setting, planned)
 
 
-def _built(
-    work: _StageWork, recipes: Sequence[Recipe]
-) -> list[tuple[_Looked, tuple[KernelShape, CudaModule, Resources]] | dict[str, Any]]:
-    """Each candidate compiled, or the problem with it: where one keeps the others from compiling, each is alone."""
-    looks = [work.looked(recipe) for recipe in recipes]
-    fitting = [one for one in looks if isinstance(one, _Looked)]
-    compiled: dict[int, tuple[KernelShape, CudaModule, Resources] | str] = {}
+@dataclass(frozen=True)
+class _Built:
+    """A candidate, compiled."""
+
+    candidate: Candidate
+    module: CudaModule
+    used: Resources
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """What ptxas says of it."""
+        return {"registers": self.used.registers, "spill_bytes": self.used.spill_store_bytes}
+
+
+def _of_each(
+    payload: Mapping[str, Any], setting: SearchSetting, found: Callable[[_Built], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """What is found of each candidate once it is compiled, or the problem: where one keeps the others from compiling,
+    each is alone."""
+    candidates = [Candidate.of_bytes(data) for data in payload["candidates"]]
+    arch = setting.request.arch
     try:
-        compiled = dict(zip(map(id, fitting), work.compiled(fitting) if fitting else [], strict=True))
-    except CudaCompileError:
-        for one in fitting:
-            try:
-                (compiled[id(one)],) = work.compiled([one])
-            except CudaCompileError as error:
-                compiled[id(one)] = str(error)
-    results: list[Any] = []
-    for one in looks:
-        if isinstance(one, Refused):
-            results.append({"problem": one.reason})
-        elif isinstance(compiled[id(one)], str):
-            results.append({"problem": compiled[id(one)]})
-        else:
-            results.append((one, compiled[id(one)]))
-    return results
+        return [found(one) for one in _compiled(candidates, arch)]
+    except CudaCompileError as error:
+        if len(candidates) == 1:
+            return [{"problem": str(error)}]
+    alone = ({**payload, "candidates": [data]} for data in payload["candidates"])
+    return [one for each in alone for one in _of_each(each, setting, found)]
+
+
+def _compiled(candidates: Sequence[Candidate], arch: str) -> list[_Built]:
+    text = text_of_candidates(candidates, cuda_target(arch))
+    cubin, report = compile_cubin(text, arch)
+    module = CudaModule(text, cubin)
+    return [_Built(one, module, report[one.name]) for one in candidates]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from souffle.codegen.plan import Buffer, CudaModule, Kernel, Launch, Plan, Resources
-from souffle.kernel.kernel_shape import KernelShape
 from souffle.options import Options
+from souffle.tuning.candidate import Candidate
 
 __all__ = ["trial_plan"]
 
@@ -14,11 +14,10 @@ _Ends = Sequence[tuple[Sequence[int], str]]
 
 
 def trial_plan(
-    name: str,
+    candidate: Candidate,
     stage: str,
     inputs: _Ends,
     outputs: _Ends,
-    shape: KernelShape,
     module: CudaModule,
     used: Resources,
     arch: str,
@@ -27,11 +26,11 @@ def trial_plan(
 
     Parameters
     ----------
-    name, stage : str
-        Of the kernel and of the stage.
+    candidate : Candidate
+    stage : str
+        Its name.
     inputs, outputs : sequence of (shape, dtype)
         They are called ``input0``, ``input1``, ... and ``output0``, ...
-    shape : KernelShape
     module : CudaModule
         With the kernel.
     used : Resources
@@ -42,6 +41,7 @@ def trial_plan(
         for kind, ends in (("input", inputs), ("output", outputs))
         for number, (extents, dtype) in enumerate(ends)
     )
-    kernel = Kernel(name, 0, shape.tiles, shape.threads, shape.shared_bytes, 0, used, (name,), (stage,))
+    name = candidate.name
+    kernel = Kernel(name, 0, candidate.tiles, candidate.threads, candidate.shared_bytes, 0, used, (name,), (stage,))
     launch = Launch(0, tuple(range(len(buffers))), (stage,))
     return Plan(name, Options(level="V3", arch=arch), buffers, {}, (module,), (kernel,), (launch,), 0, ())

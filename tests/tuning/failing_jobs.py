@@ -1,4 +1,4 @@
-"""Jobs of a search that end badly for some recipes: which, their payload's ``fails`` says."""
+"""Jobs of a search that end badly for some candidates: which, their payload's ``fails`` says."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from souffle.schedule.recipe import Recipe
+from souffle.tuning.candidate import Candidate
 from souffle.tuning.stage_work import predict_built
 
 __all__ = ["figures"]
 
 
 def figures(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> Any:
-    """As :func:`souffle.tuning.stage_work.predict_built`, but for recipes with a value of a knob."""
+    """As :func:`souffle.tuning.stage_work.predict_built`, but for the candidate of a name."""
     failing, how = payload["fails"]
-    keys = [Recipe.of_data(data).key for data in payload["recipes"]]
-    if failing in keys:
+    names = [Candidate.of_bytes(data).name for data in payload["candidates"]]
+    if failing in names:
         if how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "hangs":
@@ -28,5 +28,5 @@ def figures(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> Any:
         if how == "gives too few":
             return []
         if how == "gives no number":
-            return [{"problem": "", "seconds": [float("nan")], "registers": 1, "spill_bytes": 0} for _ in keys]
+            return [{"problem": "", "seconds": [float("nan")], "registers": 1, "spill_bytes": 0} for _ in names]
     return predict_built(payload, shared)

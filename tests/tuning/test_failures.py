@@ -22,6 +22,7 @@ from souffle.schedule.log import RECORDS, TuningLog
 from souffle.schedule.lower import cuda_target
 from souffle.tuning import Limits, LogWriter, PredictingBench, search, tasks_of
 from souffle.tuning.bench import Figures, built_figures
+from souffle.tuning.candidate import kernel_name
 from souffle.workers import Engine, Job, Outcome, WorkersLostError, engine_for
 from tests.tuning.networks import APART, gemm
 from tests.workers.processes import marked, new_mark
@@ -99,7 +100,7 @@ def test_one_candidate_fails_and_no_other(tasks, tmp_path, undisturbed, engine, 
     worse = next(line for line in lines if line["rule"] != "metaschedule" and line.get("trial", 0) in range(2, 6))
     failing = json.dumps([worse["rule"], sorted(worse["knobs"].items())])
     limits = Limits(8.0 if how == "hangs" else 120.0, 3000)
-    report = run(tasks, tmp_path, engine, bench=Failing(failing, how), limits=limits)
+    report = run(tasks, tmp_path, engine, bench=Failing(kernel_name(failing), how), limits=limits)
     assert report.lost >= 1
     found = TuningLog(tmp_path / ARCH, ARCH).records
     assert len(found) == TRIALS == report.new_trials
