@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,24 @@ _TAKEN_OVER: dict[Path, dict[str, Any]] = {}
 """Of files whose results a campaign goes on with, the state of the checkout that the file names."""
 
 
-def kept_results(path: str | Path | None) -> list[dict[str, Any]]:
-    """The results that a file holds, to go on with; none where there is no file."""
+def kept_results(
+    path: str | Path | None, keep: Callable[[dict[str, Any]], bool] = lambda row: True
+) -> list[dict[str, Any]]:
+    """The results that a file holds, to go on with; none where there is no file.
+
+    Parameters
+    ----------
+    path : path or None
+    keep : callable
+        Which of them stay; where none does, the file becomes one of this commit.
+    """
     if not path or not Path(path).exists():
         return []
     content = json.loads(Path(path).read_text())
-    if content["results"]:
+    rows = [row for row in content["results"] if keep(row)]
+    if rows:
         _TAKEN_OVER[Path(path)] = {key: content[key] for key in ("commit", "committed", "recorded") if key in content}
-    return content["results"]
+    return rows
 
 
 def save_results(path: str, program: str, results: list[dict[str, Any]], **about: Any) -> None:

@@ -252,7 +252,8 @@ def main() -> int:
         results += [{"kind": "played", "stages": len(tasks), **row} for row in rows]
         print(format_table(list(rows[0]), [[_shown(value) for value in row.values()] for row in rows]))
     if arguments.out:
-        kept = [row for row in kept_results(arguments.out) if row["kind"] not in {one["kind"] for one in results}]
+        new = {one["kind"] for one in results}
+        kept = kept_results(arguments.out, lambda row: row["kind"] not in new)
         save_results(arguments.out, "benchmarks.search_scaling", [*kept, *results])
     return 0 if all(row.get("same", True) for row in results) else 1
 

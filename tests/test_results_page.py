@@ -337,3 +337,8 @@ def test_a_campaign_that_goes_on_stays_of_the_commit_of_its_rows(tmp_path: Path)
     other.write_text(path.read_text())
     record.save_results(str(other), "benchmarks.x", [{"us": 1}])
     assert json.loads(other.read_text()).get("commit") != "aaaaaaa", "its rows were not taken over"
+    renewed = tmp_path / "renewed.json"
+    renewed.write_text(path.read_text())
+    old = record.kept_results(renewed, lambda row: row["us"] > 2)
+    record.save_results(str(renewed), "benchmarks.x", [*old, {"us": 1}])
+    assert old == [] and json.loads(renewed.read_text()).get("commit") != "aaaaaaa", "all its rows are new"
