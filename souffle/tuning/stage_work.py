@@ -25,7 +25,7 @@ from souffle.decision import Refused
 from souffle.errors import CudaCompileError, OptionError, SouffleError
 from souffle.schedule.follow import followed
 from souffle.schedule.gpu import RULES, GpuRequest, GpuSchedule, Sketch, sketch_of
-from souffle.schedule.lower import DeviceFunction, cuda_target, lower_stage, text_of
+from souffle.schedule.lower import DeviceFunction, LoweringError, cuda_target, lower_stage, text_of
 from souffle.schedule.recipe import NATIVE_RULE, Recipe
 from souffle.schedule.record import workload_module
 from souffle.schedule.stage import StageDraft
@@ -76,7 +76,6 @@ class _Looked:
 
     schedule: GpuSchedule
     functions: tuple[DeviceFunction, ...]
-    candidate: Candidate
     trace: list[Any] | None
 
 
@@ -95,7 +94,7 @@ class _StageWork:
         _, func, inputs, outputs = pickle.loads(stage)
         self.func: tirx.PrimFunc = of_text(func)
         self.target = cuda_target(self.request.arch)
-        self._parameters = [(dtype, _bytes(shape, dtype)) for shape, dtype in (*inputs, *outputs)]
+        self.parameters = [(dtype, _bytes(shape, dtype)) for shape, dtype in (*inputs, *outputs)]
 
     @cached_property
     def _context(self) -> Any:
@@ -118,8 +117,7 @@ class _StageWork:
             return schedule
         most = self.request.max_shared_bytes
         functions = lower_stage("stage", schedule, self.target, max_shared_bytes=most)
-        candidate = Candidate.of_stage(recipe.key, functions, self._parameters, count_stage(functions))
-        return _Looked(schedule, functions, candidate, whole.trace)
+        return _Looked(schedule, functions, whole.trace)
 
     def _processed(self, recipe: Recipe) -> Recipe | Refused:
         """MetaSchedule's trace with the steps of its postprocessors.
@@ -201,12 +199,14 @@ def look(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> dict[str, A
         empty.
     """
     work = _stage(payload, shared)
-    looked = work.looked(Recipe.of_data(payload["recipe"]))
+    recipe = Recipe.of_data(payload["recipe"])
+    looked = work.looked(recipe)
     if isinstance(looked, Refused):
         return {"problem": looked.reason}
     try:
-        seconds = looked.candidate.seconds(work.setting.device)
-    except OptionError as error:
+        candidate = Candidate.of_stage(recipe.key, looked.functions, work.parameters, count_stage(looked.functions))
+        seconds = candidate.seconds(work.setting.device)
+    except (LoweringError, OptionError) as error:
         return {"problem": str(error)}
     return {
         "problem": "",
@@ -215,7 +215,7 @@ def look(payload: Mapping[str, Any], shared: Mapping[str, bytes]) -> dict[str, A
         "tiles": looked.schedule.tiles,
         "shared_bytes": max(function.shared_bytes for function in looked.functions),
         "text": text_of(looked.functions),
-        "candidate": looked.candidate.packed(),
+        "candidate": candidate.packed(),
         "features": features_of(looked.functions, work.setting.device).tolist() if payload["features"] else [],
     }
 
