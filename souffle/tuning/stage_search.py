@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from souffle.decision import Refused
@@ -249,9 +249,9 @@ class StageSearch:
 
     def _write(self, chosen: Sequence[Look], found: Sequence[Figures]) -> None:
         """Append a batch to the log, in one piece."""
-        own_seconds = self.own_seconds
+        own_seconds, own_key = self.own_seconds, None if self._own is None else self._own.key
         for look, figures in zip(chosen, found, strict=True):
-            if not figures.problem and self._own is not None and look.recipe.key == self._own.key:
+            if not figures.problem and look.recipe.key == own_key:
                 own_seconds = sum(figures.seconds) / len(figures.seconds)
         lost, self._lost = self._lost, []
         records = list(lost)
@@ -263,6 +263,9 @@ class StageSearch:
         self.trials += len(records) - sum(look.recipe.key in self._known for look in chosen)
         for look, figures in zip(chosen, found, strict=True):
             self._known.add(look.recipe.key)
+            if look.recipe.key != own_key:
+                # It is compiled once, and searches hold thousands.
+                self._looks[look.recipe.key] = replace(look, candidate=b"")
             if not figures.problem:
                 self._note(look.recipe, figures, look.tiles, look.shared_bytes)
 
