@@ -49,8 +49,8 @@ def _dynamic_quantize_linear(
     width = write("Sub", largest, least)
     # Where all are zero ONNX's definition divides by zero; ONNX Runtime takes one for the scale.
     scale = write("Where", write("Equal", width, zero), one, write("Div", width, most))
-    point = write("Round", write("Div", write("Neg", least), scale))
-    point = write("Cast", write("Clip", point, zero, most), to=TensorProto.UINT8)
+    # Rounded, saturated and cast as its definition says; Cast would look for NaN and infinity, four times at all of it.
+    point = write("QuantizeLinear", write("Neg", least), scale, constant(0, "uint8"))
     return [write("QuantizeLinear", x, scale, point), scale, point]
 
 
