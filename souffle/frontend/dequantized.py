@@ -241,13 +241,10 @@ def _target_type(node: onnx.NodeProto, zero: Value) -> str:
 
 
 def _same_quantization(origin: Dequantized, scale: Known, zero: Known) -> bool:
+    if origin.axis is not None or origin.integers.dtype != zero.dtype:
+        return False
     own = 0 if origin.zero is None else origin.zero.array.item()
-    return (
-        origin.axis is None
-        and origin.integers.dtype == zero.dtype
-        and origin.scale.array.item() == scale.array.item()
-        and own == zero.array.item()
-    )
+    return own == zero.array.item() and origin.scale.array.item() == scale.array.item()
 
 
 @on_integers(

@@ -265,3 +265,19 @@ def test_integers_that_are_only_moved_stay_as_they_are():
     # Quantized once; nothing is in floating point again before the cast.
     first = dtypes.index("uint8")
     assert "float32" not in dtypes[first : len(dtypes) - 1 - dtypes[::-1].index("float32")]
+
+
+@pytest.mark.parametrize("zeros", [(0, 0, 0, 0, 0), (3, 0, -7, 1, 100), None], ids=["zero", "several", "none"])
+@pytest.mark.parametrize("dtype", BYTES)
+def test_what_has_a_scale_for_each_channel_is_quantized_by_one(zeros, dtype):
+    """Also where the channels' scales and zero points are all those of the other."""
+    values = numbers("int8", 5, 7)
+    for scales in (np.linspace(0.01, 0.09, 5), np.full(5, 0.05)):
+        known = {"s": scales.astype("float32"), "so": scalar(0.05), "zo": scalar(0, dtype)}
+        known |= {} if zeros is None else {"z": np.array(zeros, "int8")}
+        names = ["x", "s", *([] if zeros is None else ["z"])]
+        nodes = [helper.make_node("DequantizeLinear", names, ["f"], axis=0)]
+        nodes.append(helper.make_node("QuantizeLinear", ["f", "so", "zo"], ["y"]))
+        model = model_of(nodes, {"x": ("int8", (5, 7))}, ["y"], known)
+        got, want = evaluate(import_onnx(model), {"x": values})["y"], reference(model, {"x": values})["y"]
+        np.testing.assert_array_equal(got, want)
