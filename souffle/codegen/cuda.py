@@ -14,7 +14,7 @@ from souffle.codegen.stage_calls import StageCalls
 from souffle.kernel.kernel_shape import KernelShape
 from souffle.kernel.merge import MergedKernel, merge
 
-__all__ = ["emit_cuda", "module_text", "text_of_functions"]
+__all__ = ["emit_cuda", "merged_kernels", "module_text", "text_of_functions"]
 
 
 @tvm.register_global_func("tvm_callback_cuda_compile", override=True)
@@ -40,10 +40,18 @@ def emit_cuda(
     merged : tuple of MergedKernel
         The kernels' TensorIR.
     """
+    merged, functions = merged_kernels(kernels)
+    return module_text(merged, functions, target), merged
+
+
+def merged_kernels(
+    kernels: Sequence[tuple[str, KernelShape]],
+) -> tuple[tuple[MergedKernel, ...], dict[str, tirx.PrimFunc]]:
+    """The TensorIR of some kernels, and by name that of the functions that they call; as for :func:`emit_cuda`."""
     used = list(dict.fromkeys(f for _, shape in kernels for f in shape.called))
     global_vars = {function: tvm.ir.GlobalVar(function.name) for function in used}
     merged = tuple(merge(name, shape, global_vars) for name, shape in kernels)
-    return module_text(merged, {f.name: f.func for f in used}, target), merged
+    return merged, {f.name: f.func for f in used}
 
 
 def module_text(

@@ -49,7 +49,7 @@ class Look:
     text : str
         Digest of what it is lowered to.
     candidate : bytes
-        What a worker compiles, :class:`souffle.tuning.candidate.Candidate` packed.
+        What a worker compiles, :class:`souffle.tuning.candidate.Candidate` packed; empty once that was done.
     features : tuple of float
         What a learnt ranking is told of it; empty where there is none.
     """

@@ -264,7 +264,7 @@ class StageSearch:
         for look, figures in zip(chosen, found, strict=True):
             self._known.add(look.recipe.key)
             if look.recipe.key != own_key:
-                # It is compiled once, and searches hold thousands.
+                # It is compiled once, but for the rule's own, and searches hold thousands.
                 self._looks[look.recipe.key] = replace(look, candidate=b"")
             if not figures.problem:
                 self._note(look.recipe, figures, look.tiles, look.shared_bytes)
