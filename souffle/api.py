@@ -16,7 +16,7 @@ from souffle.errors import OptionError
 from souffle.frontend.load import LoadedModel, load_model, open_model
 from souffle.frontend.model_options import ModelOptions
 from souffle.frontend.onnx_import import import_loaded
-from souffle.kept import plan_on_host
+from souffle.kept import kept_or_made
 from souffle.loading import network_of
 from souffle.options import INTEGERS, Hook, keep
 from souffle.program import TEProgram
@@ -277,8 +277,8 @@ def compile(
                 return CompileRequest(program, chosen, on_host, where).plan(progress=progress, hook=hook)
 
             # Who looks into a compilation, or changes it, has one.
-            seen = isinstance(source, TEProgram) or not on_host or hook is not keep or dump is not None
-            return made() if seen else plan_on_host(source, chosen, made, progress)
+            seen = isinstance(source, TEProgram) or hook is not keep or dump is not None
+            return made() if seen else kept_or_made(source, chosen, made, progress, on_host=on_host)
 
         first, *others = map(plan_for, processors)
         return replace(first, others=tuple(others)) if others else first

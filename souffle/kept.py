@@ -1,38 +1,52 @@
-"""A model that was compiled for this processor before: its plan is read, and nothing is compiled."""
+"""A model that was compiled before: its plan is read, and nothing is compiled."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from tvm.target import codegen
 
 from souffle.cache import most_bytes
+from souffle.codegen.nvcc import compiler_version, find_nvcc
 from souffle.codegen.plan import Plan
 from souffle.frontend.load import LoadedModel
-from souffle.options import Options, Progress
+from souffle.options import SOUFFLE, Options, Progress
 from souffle.parallel import map_in_threads, usable_cores
+from souffle.partition import planner_for
 from souffle.runtime.kept_plans import keep_plan, kept_plan
 from souffle.schedule.cpu import host_target, machine_of
+from souffle.schedule.gpu import RULES
+from souffle.schedule.log_folders import log_folders
 from souffle.source import package_digest
+from souffle.stitching import fusion_planner_for
 
-__all__ = ["plan_on_host"]
+__all__ = ["kept_or_made"]
 
-_FOLDER = "host_plans"
+_FOLDER = "plans"
 _PACKAGES = ("apache-tvm", "apache-tvm-ffi", "islpy", "ml-dtypes", "numpy", "onnx", "onnxscript")
 """What else decides about a plan: it reads models, folds constants and makes code."""
+_OF_PLANNERS = ("highspy", "torch", "torch_geometric", "safetensors")
+"""What fusion planners ask, where it is installed."""
 
 
-def plan_on_host(model: LoadedModel, options: Options, made: Callable[[], Plan], progress: Progress) -> Plan:
-    """The plan of a model for this processor: a kept one, or else what `made` gives, which is kept.
+def kept_or_made(
+    model: LoadedModel, options: Options, made: Callable[[], Plan], progress: Progress, *, on_host: bool
+) -> Plan:
+    """The plan of a model: a kept one, or else what `made` gives, which is kept.
 
     The key is all that a plan is made of: the model as the frontend takes it, with its weights and the values of its
-    dimensions; the options; the processor, and the threads that loops are cut for; the compiler's files and packages.
+    dimensions; the options; the compiler's files and packages; for the CPU the processor, and the threads that loops
+    are cut for; for CUDA what the tuning logs and a policy of one's own hold, nvcc, and the cores, for which kernels
+    are shared out to files. Of a rule or planner that is not Souffle's own the files are not known: with one, nothing
+    is kept.
 
     Parameters
     ----------
@@ -41,10 +55,13 @@ def plan_on_host(model: LoadedModel, options: Options, made: Callable[[], Plan],
         Nothing is kept where they name no folder, nor where :func:`souffle.cache.most_bytes` says 0.
     made : callable
     progress : callable
+    on_host : bool
+        LLVM code for this machine's processor, or one that the options name, instead of CUDA kernels.
     """
-    if options.cache_dir is None or not most_bytes():
+    if options.cache_dir is None or not most_bytes() or not (on_host or _is_own(options)):
         return made()
-    folder, key = options.cache_dir / _FOLDER, _key(model, options)
+    machine = _processor(options) if on_host else _cuda(options)
+    folder, key = options.cache_dir / _FOLDER, _key(model, options, machine)
     progress("looking for what was compiled before")
     plan = kept_plan(folder, key, options)
     if plan is None:
@@ -53,12 +70,24 @@ def plan_on_host(model: LoadedModel, options: Options, made: Callable[[], Plan],
     return plan
 
 
-def _key(model: LoadedModel, options: Options) -> str:
+def _is_own(options: Options) -> bool:
+    """Whether all that decides about kernels is of Souffle."""
+    planners = [planner_for(options.partition)]
+    if options.fusion != SOUFFLE:
+        planners.append(fusion_planner_for(options.fusion))
+    steps = [step for rule in RULES.values() for step in (rule.reads, rule.apply)]
+    modules = [*(type(planner).__module__ for planner in planners), *(step.__module__ for step in steps)]
+    return all(str(module).startswith("souffle.") for module in modules)
+
+
+def _key(model: LoadedModel, options: Options, machine: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
-    # Each part by its length, so that no two lists of parts are one text.
-    for part in (*_compiler(), *_wanted(options), *_parts(model)):
-        text = part if isinstance(part, bytes) else part.encode()
-        digest.update(b"%d:" % len(text) + text)
+    # Each part by its length, and each list by its own, so that no two lists of parts are one text.
+    for parts in (_compiler(), machine, _wanted(options), _parts(model)):
+        digest.update(b"%d;" % len(parts))
+        for part in parts:
+            text = part if isinstance(part, bytes) else part.encode()
+            digest.update(b"%d:" % len(text) + text)
     return digest.hexdigest()
 
 
@@ -69,10 +98,38 @@ def _compiler() -> tuple[str, ...]:
 
 
 def _wanted(options: Options) -> tuple[str, ...]:
-    target = host_target(options.threads, options.processor)
     names = [field.name for field in fields(options) if field.name != "cache_dir"]
-    chosen = [f"{name}={getattr(options, name)!r}" for name in names]
-    return (str(target), repr(machine_of(target)), f"LLVM {codegen.llvm_version_major()}", *chosen)
+    return tuple(f"{name}={getattr(options, name)!r}" for name in names)
+
+
+def _processor(options: Options) -> tuple[str, ...]:
+    target = host_target(options.threads, options.processor)
+    return ("processor", str(target), repr(machine_of(target)), f"LLVM {codegen.llvm_version_major()}")
+
+
+def _cuda(options: Options) -> tuple[str, ...]:
+    nvcc = find_nvcc()
+    said = ["cuda", compiler_version(nvcc) if nvcc else "no nvcc", f"{os.cpu_count()} cores", " ".join(RULES)]
+    for folder in log_folders(options.tuning_log):
+        said.extend(("log", *_files(sorted((folder / options.arch).glob("*.json*")))))
+    if options.fusion != SOUFFLE:
+        said.extend(f"{name} {_version(name)}" for name in _OF_PLANNERS)
+    if options.policy is not None:
+        said.extend(("policy", *_files([Path(options.policy)])))
+    return tuple(said)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _files(paths: list[Path]) -> Iterator[str]:
+    for path in paths:
+        if path.is_file():
+            yield f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
 def _parts(model: LoadedModel) -> list[str | bytes]:

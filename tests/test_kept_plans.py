@@ -1,4 +1,4 @@
-"""A network that was compiled for this processor before: the same plan, unless what it is made of is another."""
+"""A network that was compiled before: the same plan, unless what it is made of is another."""
 
 from __future__ import annotations
 
@@ -21,9 +21,19 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 import souffle
 from souffle import cache, kept, pipeline
 from souffle.cache import trim, write_entry
+from souffle.certificate import PROVEN
+from souffle.codegen.nvcc import find_nvcc
 from souffle.codegen.plan import Plan
+from souffle.decision import Refused
+from souffle.loading import network_of
+from souffle.options import Options
+from souffle.partition import planner_for
 from souffle.runtime import kept_plans
 from souffle.schedule.cpu import host_target
+from souffle.schedule.gpu import RULES, register_rule
+from souffle.schedule.log_folders import RECORDS, WORKLOADS
+
+needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
 
 _WIDTH = 160
 """So that a weight is a file of its own."""
@@ -51,25 +61,35 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(cache, "_warned", set())
     monkeypatch.setenv("SOUFFLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("SOUFFLE_CACHE_GB", "1")
-    return tmp_path / "cache" / "host_plans"
+    return tmp_path / "cache" / "plans"
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was compiled, and not read."""
     seen: list[str] = []
-    whole = pipeline.assemble_host
+    on_host, cuda = pipeline.assemble_host, pipeline.assemble
 
     def counted(program: Any, *arguments: Any) -> Plan:
         seen.append(program.name)
-        return whole(program, *arguments)
+        return on_host(program, *arguments)
+
+    def counted_cuda(merged: Any, request: Any, *arguments: Any) -> Any:
+        seen.append(request.analysis.program.name)
+        return cuda(merged, request, *arguments)
 
     monkeypatch.setattr(pipeline, "assemble_host", counted)
+    monkeypatch.setattr(pipeline, "assemble", counted_cuda)
     return seen
 
 
 def _plan(model: Any = None, **options: Any) -> Plan:
     return souffle.compile(_model() if model is None else model, target="cpu", **options).plan
+
+
+def _cuda(model: Any = None, **options: Any) -> Plan:
+    chosen = {"target": "cuda", "arch": "sm_90", "device": "cpu", "cubin": False, "tuning_log": None} | options
+    return souffle.compile(_model() if model is None else model, **chosen).plan
 
 
 def _assert_equal(plan: Plan, other: Plan) -> None:
@@ -142,6 +162,114 @@ def test_whatever_is_another_is_compiled(
         kept._compiler.cache_clear()
 
 
+@pytest.mark.parametrize("cubin", [False, pytest.param(True, marks=needs_nvcc)])
+def test_the_second_compilation_reads_kernels_and_what_proves_them(
+    cubin: bool, folder: Path, compiled: list[str], tmp_path: Path
+) -> None:
+    options = {"cubin": cubin, "verify": "values", "disable": ["hfuse"], "watchdog_ms": 1e6}
+    first = _cuda(**options)
+    onnx.save(_model(), tmp_path / "one.onnx")
+    second = _cuda(tmp_path / "one.onnx", **options)
+    assert compiled == ["kept"] and bool(second.modules[0].cubin) == cubin
+    _assert_equal(second, first)
+    assert second.options == first.options and second.certificate.verdict == PROVEN
+    networks = [network_of(plan, device="cpu") for plan in (first, second)]
+    x = np.random.default_rng(1).standard_normal((7, _WIDTH)).astype(np.float32)
+    np.testing.assert_array_equal(networks[1](x)["y"], networks[0](x)["y"])
+    assert networks[1].explain() == networks[0].explain()
+    for number, network in enumerate(networks):
+        network.save(tmp_path / f"{number}.souffle")
+    assert (tmp_path / "0.souffle").read_bytes() == (tmp_path / "1.souffle").read_bytes()
+
+
+def _written(folder: Path, line: str) -> Path:
+    """A folder of tuning logs that says something else."""
+    (folder / "sm_90").mkdir(parents=True, exist_ok=True)
+    for name in (WORKLOADS, RECORDS):
+        with (folder / "sm_90" / name).open("a") as file:
+            file.write(line if name == RECORDS else "")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda patch: _cuda(_model(change=7)),
+        lambda patch: _cuda(level="V3"),
+        lambda patch: _cuda(arch="sm_80"),
+        lambda patch: _cuda(waits="barriers"),
+        lambda patch: _cuda(partition="persistent"),
+        lambda patch: _cuda(fusion="xla-rules"),
+        lambda patch: _cuda(tuning_log="auto"),
+        lambda patch: (patch.setattr(kept, "compiler_version", lambda nvcc: "release 99"), _cuda()),
+        lambda patch: (patch.setattr(kept, "find_nvcc", lambda: None), _cuda()),
+        lambda patch: (patch.setattr(kept.os, "cpu_count", lambda: 61), _cuda()),
+    ],
+)
+def test_other_kernels_are_compiled(
+    change: Callable, folder: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _cuda()
+    change(monkeypatch)
+    assert len(compiled) == 2
+    change(monkeypatch)
+    assert len(compiled) == 2
+
+
+def test_a_log_of_another_content_is_another_log(folder: Path, compiled: list[str], tmp_path: Path) -> None:
+    """Whether it is longer, of another architecture, or elsewhere."""
+    logs = _written(tmp_path / "logs", "")
+    _cuda(tuning_log=logs)
+    _cuda(tuning_log=logs)
+    assert len(compiled) == 1
+    _written(logs, "\n")
+    _cuda(tuning_log=logs)
+    assert len(compiled) == 2
+    (logs / "sm_80").mkdir()
+    (logs / "sm_80" / RECORDS).write_text("")
+    (logs / "README.md").write_text("What is here")
+    _cuda(tuning_log=logs)
+    assert len(compiled) == 2
+    _cuda(tuning_log=_written(tmp_path / "others", "\n"))
+    assert len(compiled) == 3
+
+
+class _Whole(type(planner_for("souffle"))):
+    """A planner of this module."""
+
+
+own_planner = _Whole()
+
+
+def test_what_others_have_written_is_asked_each_time(folder: Path, compiled: list[str]) -> None:
+    """Their files are not known, nor whether they say the same again."""
+    for count in (1, 2):
+        _cuda(partition=f"{__name__}:own_planner")
+        assert len(compiled) == count
+    first = next(iter(RULES))
+    register_rule(replace(RULES["elementwise"], name="own", apply=lambda form, request: Refused("never")), before=first)
+    try:
+        for count in (3, 4):
+            _cuda()
+            assert len(compiled) == count
+        _plan()
+        _plan()
+        assert len(compiled) == 5, "no rule is asked for the processor"
+    finally:
+        del RULES["own"]
+    assert not folder.exists() or len(list(folder.glob("*.plan"))) == 1
+
+
+def test_a_policy_of_another_content_is_another(folder: Path, compiled: list[str], tmp_path: Path) -> None:
+    shipped = next((Path(souffle.__file__).parent / "learning" / "policies").glob("*.safetensors"))
+    options = Options(fusion="learned", policy=tmp_path / "policy", cache_dir=folder.parent)
+    found = []
+    for content in (shipped.read_bytes(), shipped.read_bytes()[:-1], shipped.read_bytes()):
+        (tmp_path / "policy").write_bytes(content)
+        found.append(kept._cuda(options))
+    assert found[0] == found[2] != found[1]
+
+
 def test_weights_in_another_file_are_another_model(folder: Path, compiled: list[str], tmp_path: Path) -> None:
     for change in (None, 5):
         outside = _model(change=change)
@@ -183,7 +311,9 @@ def test_what_is_no_plan_is_made_again(folder: Path, compiled: list[str], caplog
             [],
             {},
             content | {"constants": {}},
-            content | {"library": 5},
+            content | {"codes": [5]},
+            content | {"texts": []},
+            content | {"tensor_ir": "AAA"},
             content | {"plan": content["plan"] | {"workspace_bytes": -1}},
             content | {"constants": dict.fromkeys(content["constants"], "../../x")},
             content | {"constants": {name: ["AAAA"] for name in content["constants"]}},
@@ -308,7 +438,7 @@ def test_processes_compile_one_network_into_one_folder(folder: Path, compiled: l
     x = np.linspace(-1, 1, 7 * _WIDTH, dtype=np.float32).reshape(7, _WIDTH)
     command = [sys.executable, "-c", _PROCESS, str(tmp_path / "model.onnx")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(4)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
     said = {process.communicate(timeout=300)[0].strip() for process in running}
     assert said == {network(x)["y"].tobytes().hex()}
     assert len(compiled) == 1

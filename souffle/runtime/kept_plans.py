@@ -1,4 +1,4 @@
-"""Plans for the processor that were compiled before, in a folder of the cache.
+"""Plans that were compiled before, in a folder of the cache.
 
 A plan is one file, by its key; each large constant is a file of its own, by the digest of its bytes, so that versions
 of a network and compilers of other days share it. What was used longest ago makes room for what is new.
@@ -55,7 +55,9 @@ def kept_plan(folder: Path, key: str, options: Options) -> Plan | None:
         return None
     try:
         told = json.loads(content)
-        plan = plan_from_json(told["plan"], [""], [base64.b64decode(told["library"])])
+        codes = [base64.b64decode(code) for code in told["codes"]]
+        plan = plan_from_json(told["plan"], told["texts"], codes)
+        tensor_ir = base64.b64decode(told["tensor_ir"])
         held = [buffer for buffer in plan.buffers if buffer.kind == "constant"]
         sources = [told["constants"][buffer.name] for buffer in held]
         arrays = map_in_threads(usable_cores(), partial(_read, folder), sources, held)
@@ -72,7 +74,7 @@ def kept_plan(folder: Path, key: str, options: Options) -> Plan | None:
     # Of the options, files have those that the runtime asks for.
     asked = replace(options, partition=plan.options.partition, arch=plan.options.arch)
     constants = {buffer.name: array for buffer, array in zip(held, arrays, strict=True)}
-    return replace(plan, options=asked, constants=constants)
+    return replace(plan, options=asked, constants=constants, tensor_ir=tensor_ir)
 
 
 def keep_plan(folder: Path, key: str, plan: Plan) -> None:
@@ -94,11 +96,21 @@ def keep_plan(folder: Path, key: str, plan: Plan) -> None:
 
 def _content(plan: Plan, digests: Mapping[str, str]) -> bytes:
     constants: dict[str, Any] = {
-        name: digests[name] if name in digests else [base64.b64encode(_bytes(array)).decode()]
+        name: digests[name] if name in digests else [_text(_bytes(array))]
         for name, array in plan.constants.items()
     }
-    library = base64.b64encode(plan.modules[0].cubin).decode()
-    return json.dumps({"plan": plan_to_json(plan), "library": library, "constants": constants}).encode()
+    told = {
+        "plan": plan_to_json(plan),
+        "texts": [module.text for module in plan.modules],
+        "codes": [_text(module.cubin) for module in plan.modules],
+        "tensor_ir": _text(plan.tensor_ir),
+        "constants": constants,
+    }
+    return json.dumps(told).encode()
+
+
+def _text(data: bytes | memoryview) -> str:
+    return base64.b64encode(data).decode()
 
 
 def _has_room(folder: Path, whole: int, new: int) -> bool:
