@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import souffle
 from souffle.errors import SouffleError
+from souffle.garbage import collect_rarely
 from souffle.runtime.comparison import compare, random_inputs
 
 __all__ = ["main"]
@@ -21,6 +22,7 @@ __all__ = ["main"]
 
 def main(target: str) -> int:
     """Print an object of JSON: ``ok``, and ``said`` in words."""
+    collect_rarely()
     rows, inner, columns = 8, 16, 8
     weight = np.random.default_rng(0).standard_normal((inner, columns)).astype(np.float32)
     graph = helper.make_graph(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks.rehearsal_driver import RehearsalDriver
+from souffle.garbage import collect_rarely
+from souffle.models import NAMES
 from souffle.schedule.gpu.scheduler import ANSWERS, LEAST
 
 _GOLDEN = Path(__file__).parent / "golden"
@@ -20,22 +21,34 @@ _GOLDEN = Path(__file__).parent / "golden"
 # Tests see the compiler at work, whatever ran before.
 os.environ["SOUFFLE_CACHE_GB"] = "0"
 
-# As the command does: less of the time goes into looking for what nothing needs.
-gc.set_threshold(50_000, 20, 20)
+collect_rarely()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write what was printed into tests/golden")
 
 
+def _is_shared(fixture: pytest.FixtureDef) -> bool:
+    ours = fixture.func.__module__.startswith("tests.")
+    return fixture.scope == "module" or (fixture.scope == "session" and ours)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """What a fixture of a whole module makes is made by one worker, not by each (``--dist loadgroup``)."""
+    """What takes long is made by one worker, not by each (``--dist loadgroup``).
+
+    That is what a fixture of a whole module makes, or one of all tests that is ours, and the schedules of a paper's
+    network, which tests of many modules compile: those that have its name as a parameter, or a mark of that name.
+    """
     for item in items:
         fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
-        shared = sorted(name for name, (*_, last) in fixtures.items() if last.scope == "module")
+        shared = any(_is_shared(last) for *_, last in fixtures.values())
+        given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        networks = sorted({value for value in given if isinstance(value, str) and value in NAMES})
         if shared:
-            item.add_marker(pytest.mark.xdist_group(f"{item.module.__name__} {' '.join(shared)}"))
+            item.add_marker(pytest.mark.xdist_group(item.module.__name__))
+        elif networks and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(networks[0]))
     # Before xdist's own, which reads the marks and asks to be first.
     return (yield)
 

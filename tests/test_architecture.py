@@ -28,6 +28,7 @@ ORDER = (
 LOWEST = {
     "aligned",
     "errors",
+    "garbage",
     "tvm_calls",
     "tvm_compat",
     "decision",

@@ -28,7 +28,10 @@ __all__ = ["CompileProcess"]
 
 _LOG = logging.getLogger(__name__)
 
-WORKER = "import sys; sys.path[:] = sys.argv[3:]; from souffle.background.worker import main; main(*sys.argv[1:3])"
+WORKER = (
+    "import sys; sys.path[:] = sys.argv[3:]; from souffle.garbage import collect_rarely; collect_rarely(); "
+    "from souffle.background.worker import main; main(*sys.argv[1:3])"
+)
 """What the process runs: modules are looked for where this process does."""
 
 _SAID = "stderr.txt"

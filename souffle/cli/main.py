@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +31,7 @@ from souffle.cli.table_arguments import add_ablate, add_reproduce
 from souffle.cli.tune import add_arguments as add_tune
 from souffle.element_types import SMALL_TYPES
 from souffle.errors import InputError, SouffleError
+from souffle.garbage import collect_rarely
 from souffle.options import GRID_BARRIER_NAMES, LEVELS, PRECISIONS, REDUCTIONS, REUSE_POLICIES, SOUFFLE, SWITCHES, WAITS
 from souffle.runtime import VersionedNetwork
 from souffle.runtime.explain import explain_data
@@ -60,8 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def entry() -> None:
     """Run the command of this process and end it."""
-    # Most of what a compiler makes stays: to look through it as often as Python does takes a tenth of the time.
-    gc.set_threshold(50_000, 20, 20)
+    collect_rarely()
     run_process(main)
 
 

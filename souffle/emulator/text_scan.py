@@ -60,7 +60,9 @@ def find_kernels(code: str) -> tuple[KernelDeclaration, ...]:
     """List the kernels of ``code`` (comments blanked) in the order of the text; templates are left out."""
     found: dict[str, KernelDeclaration] = {}
     for match in re.finditer(r"\b__global__\b", code):
-        if re.search(r"\btemplate\s*<[^;{}]*>\s*(?:static\s+|inline\s+)*$", code[: match.start()]):
+        # A declaration begins behind what ends the one before, so that a long text is not looked at for each kernel.
+        begins = max(code.rfind(mark, 0, match.start()) for mark in ";{}") + 1
+        if re.search(r"\btemplate\s*<[^;{}]*>\s*(?:static\s+|inline\s+)*$", code[begins : match.start()]):
             continue
         at, bounds, name = match.end(), None, None
         while name is None:

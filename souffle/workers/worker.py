@@ -9,6 +9,7 @@ import signal
 import socket
 from pathlib import Path
 
+from souffle.garbage import collect_rarely
 from souffle.workers.framing import framed, receive
 from souffle.workers.harness import Harness, Request, SharedFiles
 from souffle.workers.watch import end_with_owner
@@ -40,6 +41,7 @@ def main(stream: int, lifeline: int, folder: str, workplace: str, shared: str) -
     shared : str
         The folder of shared data.
     """
+    collect_rarely()
     end_with_owner(lifeline, workplace, stream)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     owner = socket.socket(fileno=stream)
