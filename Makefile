@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 WORKERS ?= 2
 
-.PHONY: setup demo test lint pages clean
+.PHONY: setup demo test test-all lint pages clean
 
 setup: $(VENV)/.ready
 
@@ -26,6 +26,10 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.ready
 	$(RUN) -m ruff check .
 	$(RUN) -m pytest -n $(WORKERS) --dist loadgroup
+
+# With what repeats in large what others show in small.
+test-all: export SOUFFLE_TESTS = all
+test-all: test
 
 lint: $(VENV)/.ready
 	$(RUN) -m ruff check .

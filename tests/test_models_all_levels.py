@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cache
-from typing import Any
 
 import numpy as np
 import onnx
@@ -18,8 +16,8 @@ from souffle.models.bert import SIZES
 from souffle.pipeline import LEVELS
 from souffle.program import TEProgram
 from souffle.program.evaluate import evaluate
+from tests.thorough import some
 
-MIXED = ("bert", "swin", "resnext")
 SOME_SE = ("se:M0", "se:M7")
 
 
@@ -59,31 +57,29 @@ def check(name: str, network, precision: str = "fp32") -> None:
     assert result.ok, f"{network!r}: largest error {result.error:.2e} of the output's magnitude"
 
 
-def of_models(cases: Iterable[tuple[str, ...]]) -> list[Any]:
-    """Cases that begin with a model's name; those of one model share a worker, and with it what is scheduled once."""
-    return [pytest.param(*case, marks=pytest.mark.xdist_group(f"all levels of {case[0]}")) for case in cases]
-
-
 # Of the largest networks, V0 and V3 have all of V1 and V2 between them.
 LARGEST = ("swin", "resnext", "efficientnet")
-# The unrolled LSTM is at V4 in tests/test_deep_models.py; at V1 and V2 it is what the other is.
-UNROLLED = "lstm-unrolled"
-FP32 = [
-    (name, level)
-    for name in (*models.NAMES, UNROLLED, *SOME_SE)
-    for level in (("V0", "V3") if name == UNROLLED else LEVELS)
-    if level not in ("V1", "V2") or name not in LARGEST
-]
+FP32 = some(
+    [
+        *((name, level) for name in (*models.NAMES, *SOME_SE) if name not in LARGEST for level in LEVELS),
+        *((name, "V4") for name in LARGEST),
+        ("swin", "V0"),
+        ("resnext", "V3"),
+        # At V4 in tests/test_deep_models.py; at V1 and V2 it is what the other LSTM is.
+        ("lstm-unrolled", "V3"),
+    ],
+    [("swin", "V3"), ("resnext", "V0"), ("efficientnet", "V0"), ("efficientnet", "V3"), ("lstm-unrolled", "V0")],
+)
 
 
-@pytest.mark.parametrize(("name", "level"), of_models(FP32))
+@pytest.mark.parametrize(("name", "level"), FP32)
 def test_fp32(name: str, level: str) -> None:
     network = compiled(name, level=level)
     check(name, network)
     check(name, network.on("cpu", order="shuffled", seed=7, blocks=3))
 
 
-@pytest.mark.parametrize("name", [se for se in models.SE_NAMES if se not in SOME_SE])
+@pytest.mark.parametrize("name", some(["se:M4"], [se for se in models.SE_NAMES if se not in (*SOME_SE, "se:M4")]))
 def test_every_squeeze_and_excitation_module(name: str) -> None:
     check(name, compiled(name, level="V4"))
 
@@ -94,7 +90,11 @@ def on_tensor_cores(network: souffle.Network) -> bool:
 
 # V3 has the stages of V0, which the smallest network shows.
 @pytest.mark.parametrize(
-    ("name", "level"), of_models([("bert", "V0"), *((name, level) for name in MIXED for level in ("V3", "V4"))])
+    ("name", "level"),
+    some(
+        [("bert", "V0"), ("bert", "V4"), ("swin", "V3"), ("resnext", "V4")],
+        [("bert", "V3"), ("swin", "V4"), ("resnext", "V3")],
+    ),
 )
 def test_mixed_precision_on_tensor_cores(name: str, level: str) -> None:
     # So small networks are faster at V4 in tiles that own channels, on CUDA cores.
@@ -107,9 +107,7 @@ def test_mixed_precision_on_tensor_cores(name: str, level: str) -> None:
 # Each kind of fragments through a network of each kind, and at the level with most around them.
 @pytest.mark.parametrize(
     ("name", "level", "precision"),
-    of_models(
-        [("bert", "V0", "tf32x3"), ("bert", "V4", "tf32x3"), ("swin", "V3", "tf32x3"), ("resnext", "V3", "tf32")]
-    ),
+    some([("bert", "V4", "tf32x3"), ("resnext", "V3", "tf32")], [("bert", "V0", "tf32x3"), ("swin", "V3", "tf32x3")]),
 )
 def test_products_in_tf32(name: str, level: str, precision: str) -> None:
     network = compiled(name, level=level, precision=precision, disable=("channels",))
@@ -119,21 +117,19 @@ def test_products_in_tf32(name: str, level: str, precision: str) -> None:
 
 
 # LSTMs at V4, in mixed precision and as one persistent kernel, are in ``tests/test_deep_models.py``.
-@pytest.mark.parametrize(("name", "level"), of_models([("lstm", "V3"), ("mmoe", "V4"), ("efficientnet", "V4")]))
+@pytest.mark.parametrize(("name", "level"), some([("lstm", "V3"), ("mmoe", "V4")], [("efficientnet", "V4")]))
 def test_mixed_precision_of_the_others(name: str, level: str) -> None:
     check(name, compiled(name, level=level, precision="mixed"), "mixed")
 
 
-@pytest.mark.parametrize(("name", "level"), of_models([("bert", "V3"), ("lstm", "V3")]))
+@pytest.mark.parametrize(("name", "level"), [("bert", "V3"), ("lstm", "V3")])
 def test_persistent_partition(name: str, level: str) -> None:
     check(name, compiled(name, level=level, partition="persistent"))
 
 
 @pytest.mark.parametrize(
     ("name", "level"),
-    of_models(
-        (name, level) for name in models.NAMES for level in ("V0", "V4") if level == "V4" or name not in LARGEST
-    ),
+    [(name, level) for name in models.NAMES for level in ("V0", "V4") if level == "V4" or name not in LARGEST],
 )
 def test_llvm_code(name: str, level: str) -> None:
     network = souffle.compile(program(name), level=level, target="cpu")
@@ -141,19 +137,19 @@ def test_llvm_code(name: str, level: str) -> None:
     check(name, network)
 
 
-@pytest.mark.parametrize("name", of_models((name,) for name in models.NAMES))
+@pytest.mark.parametrize("name", models.NAMES)
 def test_the_imported_program(name: str) -> None:
     result = compare(evaluate(program(name), inputs(name)), reference(name), "fp32")
     assert result.ok, result
 
 
-@pytest.mark.parametrize("name", of_models([("lstm",), ("mmoe",)]))
+@pytest.mark.parametrize("name", ["lstm", "mmoe"])
 def test_recurrent_and_expert_networks_are_one_kernel(name: str) -> None:
     plan = compiled(name, level="V3").plan
     assert len(plan.kernels) == len(plan.launches) == 1
 
 
-@pytest.mark.parametrize("name", of_models([("bert",), ("mmoe",)]))
+@pytest.mark.parametrize("name", ["bert", "mmoe"])
 def test_a_level_never_reads_or_launches_more_than_the_one_before(name: str) -> None:
     # Parts of a reduction in two phases are written and read, where the time that they save is worth it.
     options = {"reductions": "one_phase", "verify": "off"}
@@ -167,7 +163,7 @@ def test_a_level_never_reads_or_launches_more_than_the_one_before(name: str) -> 
         assert launches[3] < 2 * SIZES["tiny"].layers
 
 
-@pytest.mark.xdist_group("all levels of bert")
+@pytest.mark.xdist_group("bert")
 def test_equal_layers_share_a_kernel() -> None:
     plan = compiled("bert", level="V2").plan
     assert max(np.bincount([launch.kernel for launch in plan.launches])) >= SIZES["tiny"].layers

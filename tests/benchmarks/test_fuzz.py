@@ -23,6 +23,7 @@ from benchmarks.fuzz.generate import generate
 from benchmarks.fuzz.oracle import ORACLE_ERRORS, expect, judge
 from benchmarks.fuzz.targets import FAILURES, failure_class, run_target
 from souffle.cli.interruption import INTERRUPTED
+from tests.thorough import sized
 
 CORPUS = sorted((Path(__file__).parent.parent / "corpus").glob("*.json"))
 ROOT = Path(__file__).parent.parent.parent
@@ -51,7 +52,7 @@ def test_a_range_of_seeds_is_right(tmp_path):
     assert kinds.count("right") > 0.8 * len(kinds)
 
 
-SEEDS = "20000:20008"
+SEEDS = f"20000:{20000 + sized(5, 8)}"
 
 
 def test_equal_seeds_give_equal_networks():
@@ -189,11 +190,11 @@ def test_memory_that_runs_out_says_nothing_of_a_network(monkeypatch, error):
 
 def test_all_workers_give_the_same(tmp_path):
     found = []
-    for word in ("here", "local:1", "local:2"):
+    for word in ("here", "local:2"):
         out = tmp_path / f"{word}.jsonl"
         assert main(["--seeds", "40:43", *PLAIN, "--nodes", "3", "--on", word, "--out", str(out)]) == 0
         found.append(without_times(read_records(out)))
-    assert found[0] == found[1] == found[2] and len(found[0]) == 3
+    assert found[0] == found[1] and len(found[0]) == 3
 
 
 def test_a_run_goes_on_where_its_file_stops(tmp_path, capsys):

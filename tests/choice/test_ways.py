@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import souffle
 from benchmarks.recurrent import recurrent
 from souffle import models
@@ -26,6 +28,7 @@ def test_each_way_but_the_first_says_whether_it_is_taken() -> None:
     assert ways_taken({(SPLIT,): 1.0}) == []
 
 
+@pytest.mark.xdist_group("bert")
 def test_a_network_of_normalizations_is_staged_both_ways() -> None:
     how = {"target": "cuda", "arch": "sm_90", "device": "cpu", "cubin": False, "verify": "off", "precision": "mixed"}
     decisions = souffle.compile(models.build("bert"), **how).plan.decisions

@@ -341,6 +341,7 @@ def test_counts_are_those_of_the_text(checks: CpuModule):
 # ---- networks ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.xdist_group("bert")
 @pytest.mark.parametrize(("level", "precision"), [("V0", "fp32"), ("V4", "mixed")])
 def test_a_network_without_defects(cache: Path, level: str, precision: str):
     plain = souffle.compile(
@@ -360,6 +361,7 @@ def test_a_network_without_defects(cache: Path, level: str, precision: str):
         assert report.total.read >= launch.bytes_read > 0
 
 
+@pytest.mark.xdist_group("bert")
 def test_a_grid_sync_taken_out_of_a_network_is_found(cache: Path):
     how = {"target": "cuda", "device": "cpu", "arch": "sm_90", "cubin": False, "grid_barrier": "cooperative"}
     network = souffle.compile(models.build("bert"), level="V3", **how)

@@ -12,8 +12,9 @@ from souffle.codegen.nvcc import compile_cubin, find_nvcc
 from souffle.hfuse import SPACES, FusedKernel, Part, Source, check, fuse
 from tests.hfuse.mutants import KINDS, mutants
 from tests.hfuse.random_kernels import random_kernel
+from tests.thorough import sized
 
-SEEDS = range(6)
+SEEDS = range(sized(3, 6))
 MUTATED = (505,)
 UNSURE = ("no barrier", "barrier id", "shared offset")
 """Whether these change anything is a matter of which threads come first."""

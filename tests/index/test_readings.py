@@ -18,6 +18,7 @@ from souffle.index.expression import Expression, Node, NodeTable, Region, cone
 from souffle.index.linear import interval_of, linear_of
 from souffle.index.operations import operands_of, operation_of
 from souffle.index.quasi_affine import AffineView
+from tests.thorough import sized
 
 RANGES = ((0, 5), (-3, 7), (2, 4))
 SYMBOLS = {
@@ -120,7 +121,7 @@ def view_of(drawn: Drawn, root: object) -> tuple[AffineView, int]:
     return AffineView(expression), number
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(sized(6, 12)))
 def test_numbers_are_the_same_in_every_reading(seed: int) -> None:
     drawn = Drawn(seed)
     for _ in range(40):
@@ -143,7 +144,7 @@ def test_numbers_are_the_same_in_every_reading(seed: int) -> None:
         assert sums == values, str(root)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(sized(6, 12)))
 def test_conditions_hold_at_the_same_points_in_every_reading(seed: int) -> None:
     drawn = Drawn(1000 + seed)
     for _ in range(40):

@@ -30,6 +30,7 @@ from souffle.tvm_compat import collect
 from souffle.verify import PROVEN, REFUTED, certify_plan
 from souffle.verify.certify import functions_of
 from tests.testlib import ORDERS, Builder, assert_on_every_grid, inputs_for, run_on_cpu_device
+from tests.thorough import sized
 
 
 def between(rows: int = 64, size: int = 96, steps: int = 6) -> TEProgram:
@@ -93,7 +94,8 @@ def test_memory_that_other_stages_have_before_and_after_is_used_meanwhile(always
     mutations = ResidenceMutations(net)
     with Sandbox() as sandbox:
         trials = Trials(mutations, inputs_of(net.plan, inputs_for(program)), sandbox)
-        found = [trials.run(one) for one in mutations if one.action in ("elsewhere", "no barrier")]
+        kinds = [[one for one in mutations if one.action == action] for action in ("elsewhere", "no barrier")]
+        found = [trials.run(one) for kind in kinds for one in kind[: sized(4, len(kind))]]
     assert not misses(found), "\n".join(map(described, misses(found)))
     for action in ("elsewhere", "no barrier"):
         assert any(one.changed and one.mutation.action == action for one in found), action
@@ -209,6 +211,6 @@ def test_each_change_that_matters_is_refuted() -> None:
     )
     with Sandbox() as sandbox:
         trials = Trials(mutations, inputs, sandbox)
-        found = [trials.run(mutation) for mutation in mutations.sample(12, seed=7)]
+        found = [trials.run(mutation) for mutation in mutations.sample(sized(8, 12), seed=7)]
     assert not misses(found), "\n".join(map(described, misses(found)))
-    assert sum(trial.changed for trial in found) >= 5
+    assert sum(trial.changed for trial in found) > sized(2, 4)

@@ -24,6 +24,7 @@ from souffle.schedule.stage import LoopStage, Unit, map_stages
 from souffle.transform import roll
 from tests.kernel.test_merge import ARCH, definition, kernel_of, skeleton
 from tests.testlib import Builder, inputs_for, run_on_cpu_device
+from tests.thorough import sized
 from tests.transform.test_roll import layers, recurrence, repeated, weights
 
 
@@ -223,7 +224,7 @@ def test_a_loop_that_was_given_stays_one() -> None:
     assert not any(d[0] == "roll" for d in plan.decisions)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(sized(4, 8)))
 def test_random_repetitions_at_both_levels_and_partitions(seed: int) -> None:
     program = repeated(random.Random(seed).choice, 6 + seed % 3, seed)
     inputs = inputs_for(program)

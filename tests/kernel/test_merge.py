@@ -26,6 +26,7 @@ from souffle.schedule.lower import LoweringError, cuda_target, lower_stage
 from souffle.schedule.lower.stages import lower_stages
 from souffle.schedule.stage import Stage
 from tests.testlib import Builder, inputs_for, random_program, run_on_cpu_device
+from tests.thorough import sized
 
 ARCH = "sm_90"
 APART = JoinPolicy(across_operators=False)
@@ -275,7 +276,7 @@ def test_a_stage_that_cannot_be_lowered_is_named() -> None:
 LEVELS = (("V0", "souffle"), ("V1", "persistent"), ("V2", "souffle"), ("V3", "persistent"), ("V4", "souffle"))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(sized(5, 10)))
 def test_random_programs_at_every_level(seed: int) -> None:
     program = random_program(random.Random(seed).choice, 12, seed)
     inputs = inputs_for(program)
@@ -289,7 +290,7 @@ def test_random_programs_at_every_level(seed: int) -> None:
             np.testing.assert_array_equal(found[name], value, err_msg=f"{name}, {options}")
 
 
-@pytest.mark.parametrize("seed", range(100, 104))
+@pytest.mark.parametrize("seed", range(100, 100 + sized(2, 4)))
 def test_random_programs_on_the_host(seed: int) -> None:
     program = random_program(random.Random(seed).choice, 8, seed)
     inputs = inputs_for(program)

@@ -27,8 +27,9 @@ from souffle.schedule.stage import flat_stages
 from souffle.verify import PROVEN, REFUTED
 from souffle.verify.saved import verify_plan
 from tests.testlib import inputs_for
+from tests.thorough import sized, some
 
-_SEEDS = (0, 3, 5, 9, 14)
+_SEEDS = some((0, 5, 14), (3, 9))
 
 
 @pytest.mark.parametrize("seed", _SEEDS)
@@ -45,10 +46,10 @@ def test_each_change_that_matters_is_refuted() -> None:
     mutations = Mutations(net)
     with Sandbox() as sandbox:
         trials = Trials(mutations, inputs_of(net.plan, inputs_for(program)), sandbox)
-        found = [trials.run(mutation) for mutation in mutations.sample(12, seed=1, kinds=("share",))]
+        found = [trials.run(mutation) for mutation in mutations.sample(sized(8, 12), seed=1, kinds=("share",))]
     assert not misses(found), "\n".join(map(described, misses(found)))
     refuted = [trial for trial in found if trial.verdict == REFUTED]
-    assert len(refuted) >= 6 and sum(trial.changed for trial in found) >= 4
+    assert len(refuted) >= sized(4, 6) and sum(trial.changed for trial in found) >= sized(2, 4)
 
 
 def test_a_saved_network_is_proven_again(tmp_path) -> None:

@@ -16,6 +16,7 @@ from souffle.mutation.trial import Trials, described, misses
 from souffle.runtime.cpu_runner import CpuRunner
 from souffle.verify import PROVEN, REFUTED, UNKNOWN
 from souffle.verify.values import Mismatch
+from tests.thorough import sized
 
 
 @cache
@@ -80,9 +81,9 @@ def test_what_fills_again_for_nothing_is_not_refuted() -> None:
 def test_each_that_changes_a_result_is_refuted() -> None:
     with Sandbox() as sandbox:
         trials = Trials(mutations(), inputs(), sandbox)
-        found = [trials.run(mutation) for mutation in mutations().sample(16, seed=11)]
+        found = [trials.run(mutation) for mutation in mutations().sample(sized(10, 16), seed=11)]
     assert not misses(found), "\n".join(map(described, misses(found)))
-    assert counted(found)["changing"] >= 9
+    assert counted(found)["changing"] >= sized(6, 9)
 
 
 def test_a_run_after_a_trap_is_right() -> None:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -244,9 +244,14 @@ def build(cases: list[Case], choice: Callable) -> Built:
         schedules[case.name] = schedule
     kernels = tvm.IRModule({name: schedule.func for name, schedule in schedules.items()})
     text = tvm.compile(kernels, target=cuda_target("sm_90")).mod.imports[0].inspect_source()
-    plain = tvm.IRModule({case.name: case.func for case in cases})
     text = with_device_functions(text)
-    return Built(schedules, text, compile_text(text), tvm.compile(plain, target=PLAIN))
+    return Built(schedules, text, compile_text(text), reference(tuple(cases)))
+
+
+@cache
+def reference(cases: tuple[Case, ...]) -> object:
+    """The cases as plain loops."""
+    return tvm.compile(tvm.IRModule({case.name: case.func for case in cases}), target=PLAIN)
 
 
 def arrays(case: Case) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -251,8 +252,13 @@ def build(choice: Callable[[Case], GpuSchedule | None]) -> Built:
             schedules[case.name] = schedule
     kernels = tvm.IRModule({name: schedule.func for name, schedule in schedules.items()})
     text = with_device_functions(tvm.compile(kernels, target=cuda_target("sm_90")).mod.imports[0].inspect_source())
-    plain = tvm.IRModule({case.name: case.func for case in CASES})
-    return Built(schedules, text, compile_text(text), tvm.compile(plain, target=PLAIN))
+    return Built(schedules, text, compile_text(text), reference())
+
+
+@cache
+def reference() -> object:
+    """The cases as plain loops."""
+    return tvm.compile(tvm.IRModule({case.name: case.func for case in CASES}), target=PLAIN)
 
 
 @pytest.fixture(scope="module")

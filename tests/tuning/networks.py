@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from tvm import te
 
@@ -23,14 +24,11 @@ def gemm(rows: int = 64, inner: int = 48, columns: int = 96) -> souffle.TEProgra
     return souffle.from_te([a, b, bias], [shifted, total])
 
 
+def tuned(folder: str | Path, trials: int, seed: int = 0) -> None:
+    """Write a log of it."""
+    options = {"arch": "sm_90", "on": "here", "measure": "none", **APART}
+    souffle.tune(gemm(), trials=trials, log=folder, seed=seed, **options)
+
+
 if __name__ == "__main__":
-    souffle.tune(
-        gemm(),
-        trials=int(sys.argv[2]),
-        arch="sm_90",
-        log=sys.argv[1],
-        seed=int(sys.argv[3]) if len(sys.argv) > 3 else 0,
-        on="local:1",
-        measure="none",
-        **APART,
-    )
+    tuned(sys.argv[1], *map(int, sys.argv[2:]))

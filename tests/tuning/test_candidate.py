@@ -90,13 +90,17 @@ def test_the_seconds_are_those_of_the_stage(draft, looks) -> None:
         assert value["seconds"] == [predict_stage(functions, DEVICE, warm=warm).seconds for warm in (False, True)]
 
 
+@pytest.fixture(scope="module")
+def one_of_each(looks) -> list[dict]:
+    """What nvcc is to compile, which takes it most of a second each time: one candidate of each rule."""
+    return list({value["recipe"]["rule"]: value for value in looks}.values())
+
+
 @needs_nvcc
-def test_company_changes_no_figure(draft, shared, looks) -> None:
-    packed = [value["candidate"] for value in looks]
-    together = predict_built({**PAYLOAD, "candidates": packed}, shared)
-    alone = [predict_built({**PAYLOAD, "candidates": [one]}, shared)[0] for one in packed]
-    assert together == alone == predict_built({**PAYLOAD, "candidates": packed[::-1]}, shared)[::-1]
-    for value, figures in zip(looks, together, strict=True):
+def test_company_changes_no_figure(draft, shared, one_of_each) -> None:
+    packed = [value["candidate"] for value in one_of_each]
+    together = predict_built({**PAYLOAD, "candidates": packed[::-1]}, shared)[::-1]
+    for value, figures in zip(one_of_each, together, strict=True):
         _, functions = lowered(draft, value)
         pool, threads = (max(getattr(one, what) for one in functions) for what in ("shared_bytes", "threads"))
         candidate = Candidate.of_bytes(value["candidate"])
@@ -114,8 +118,8 @@ def test_company_changes_no_figure(draft, shared, looks) -> None:
 
 
 @needs_nvcc
-def test_one_that_nvcc_rejects_costs_itself_alone(shared, looks, monkeypatch) -> None:
-    packed = [value["candidate"] for value in looks]
+def test_one_that_nvcc_rejects_costs_itself_alone(shared, one_of_each, monkeypatch) -> None:
+    packed = [value["candidate"] for value in one_of_each]
     bad = Candidate.of_bytes(packed[1]).name
 
     def spoilt(text: str, arch: str):
@@ -125,8 +129,8 @@ def test_one_that_nvcc_rejects_costs_itself_alone(shared, looks, monkeypatch) ->
     found = predict_built({**PAYLOAD, "candidates": packed}, shared)
     assert [one["problem"] != "" for one in found] == [number == 1 for number in range(len(packed))]
     assert "undefined_thing" in found[1]["problem"]
-    planned = build({**PAYLOAD, "candidates": packed[:3]}, shared)
-    assert [bool(one.get("plan")) for one in planned] == [True, False, True]
+    planned = build({**PAYLOAD, "candidates": packed[:2]}, shared)
+    assert [bool(one.get("plan")) for one in planned] == [True, False]
 
 
 def test_another_process_makes_the_same_text(looks, tmp_path: Path) -> None:

