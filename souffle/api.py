@@ -16,7 +16,7 @@ from souffle.errors import OptionError
 from souffle.frontend.load import LoadedModel, load_model, open_model
 from souffle.frontend.model_options import ModelOptions
 from souffle.frontend.onnx_import import import_loaded
-from souffle.kept import kept_or_made
+from souffle.kept import kept_or_made, place_of
 from souffle.loading import network_of
 from souffle.options import INTEGERS, Hook, keep
 from souffle.program import TEProgram
@@ -26,7 +26,7 @@ from souffle.runtime.detect import gpu_arch
 from souffle.runtime.host_network import HostNetwork
 from souffle.runtime.network import check_device
 from souffle.schedule.cpu import host_target
-from souffle.versions import VersionsRequest, check_open, in_versions, program_of
+from souffle.versions import VersionsRequest, check_open, in_versions
 
 __all__ = ["compile"]
 
@@ -265,6 +265,9 @@ def compile(
     for name in processors if on_host else ():
         host_target(threads, name)  # a name that is wrong is said before anything is compiled
 
+    # Who looks into a compilation, or changes it, has one.
+    looked_into = hook is not keep or dump is not None
+
     def plan_of(source: LoadedModel | TEProgram, into: Dump | None, *folder: str) -> Plan:
         """For each processor; what is dumped is in a folder for each where these are several."""
 
@@ -276,9 +279,9 @@ def compile(
                 program = source if isinstance(source, TEProgram) else import_loaded(source)
                 return CompileRequest(program, chosen, on_host, where).plan(progress=progress, hook=hook)
 
-            # Who looks into a compilation, or changes it, has one.
-            seen = isinstance(source, TEProgram) or hook is not keep or dump is not None
-            return made() if seen else kept_or_made(source, chosen, made, progress, on_host=on_host)
+            if looked_into or isinstance(source, TEProgram):
+                return made()
+            return kept_or_made(source, chosen, made, progress, on_host=on_host)
 
         first, *others = map(plan_for, processors)
         return replace(first, others=tuple(others)) if others else first
@@ -295,10 +298,21 @@ def compile(
             return plan_of(loaded, into, name)
 
         return in_versions(wanted, in_folder, progress)
-    if background:
-        request = CompileRequest(program_of(model, given), options, on_host, dumped)
-        return compile_in_background(request, device=device, on_host=background == "cpu", progress=progress)
     source = model if isinstance(model, TEProgram) else load_model(model, given)
+    if background:
+        own = looked_into or isinstance(source, TEProgram)
+        place = None if own else place_of(source, options, on_host=on_host)
+        found = None if place is None else place.plan()
+        if found is not None:
+            return BackgroundNetwork(None, network_of(found, device=device))
+        program = source if isinstance(source, TEProgram) else import_loaded(source)
+        return compile_in_background(
+            CompileRequest(program, options, on_host, dumped),
+            device=device,
+            on_host=background == "cpu",
+            progress=progress,
+            ready=None if place is None else place.keep,
+        )
     return network_of(plan_of(source, dumped), device=device)
 
 

@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from souffle.schedule.log_folders import log_folders
 from souffle.source import package_digest
 from souffle.stitching import fusion_planner_for
 
-__all__ = ["kept_or_made"]
+__all__ = ["KeptPlan", "kept_or_made", "place_of"]
 
 _FOLDER = "plans"
 _PACKAGES = ("apache-tvm", "apache-tvm-ffi", "islpy", "ml-dtypes", "numpy", "onnx", "onnxscript")
@@ -37,10 +37,34 @@ _OF_PLANNERS = ("highspy", "torch", "torch_geometric", "safetensors")
 """What fusion planners ask, where it is installed."""
 
 
-def kept_or_made(
-    model: LoadedModel, options: Options, made: Callable[[], Plan], progress: Progress, *, on_host: bool
-) -> Plan:
-    """The plan of a model: a kept one, or else what `made` gives, which is kept.
+@dataclass(frozen=True)
+class KeptPlan:
+    """The place of a plan in the cache, where it may be or not.
+
+    Attributes
+    ----------
+    folder : Path
+    key : str
+        Of all that the plan is made of.
+    options : Options
+        As the caller asked for it.
+    """
+
+    folder: Path
+    key: str
+    options: Options
+
+    def plan(self) -> Plan | None:
+        """What is kept; None where nothing is, or not the whole of it."""
+        return kept_plan(self.folder, self.key, self.options)
+
+    def keep(self, plan: Plan) -> None:
+        """Keep it for whoever asks for the same."""
+        keep_plan(self.folder, self.key, plan)
+
+
+def place_of(model: LoadedModel, options: Options, *, on_host: bool) -> KeptPlan | None:
+    """Where the plan of a model is kept; None where none is to be.
 
     The key is all that a plan is made of: the model as the frontend takes it, with its weights and the values of its
     dimensions; the options; the compiler's files and packages; for the CPU the processor, and the threads that loops
@@ -53,20 +77,27 @@ def kept_or_made(
     model : LoadedModel
     options : Options
         Nothing is kept where they name no folder, nor where :func:`souffle.cache.most_bytes` says 0.
-    made : callable
-    progress : callable
     on_host : bool
         LLVM code for this machine's processor, or one that the options name, instead of CUDA kernels.
     """
     if options.cache_dir is None or not most_bytes() or not (on_host or _is_own(options)):
-        return made()
+        return None
     machine = _processor(options) if on_host else _cuda(options)
-    folder, key = options.cache_dir / _FOLDER, _key(model, options, machine)
+    return KeptPlan(options.cache_dir / _FOLDER, _key(model, options, machine), options)
+
+
+def kept_or_made(
+    model: LoadedModel, options: Options, made: Callable[[], Plan], progress: Progress, *, on_host: bool
+) -> Plan:
+    """The plan of a model: a kept one, or else what `made` gives, which is kept (:func:`place_of`)."""
+    place = place_of(model, options, on_host=on_host)
+    if place is None:
+        return made()
     progress("looking for what was compiled before")
-    plan = kept_plan(folder, key, options)
+    plan = place.plan()
     if plan is None:
         plan = made()
-        keep_plan(folder, key, plan)
+        place.keep(plan)
     return plan
 
 

@@ -87,9 +87,11 @@ def _plan(model: Any = None, **options: Any) -> Plan:
     return souffle.compile(_model() if model is None else model, target="cpu", **options).plan
 
 
+_CUDA = {"target": "cuda", "arch": "sm_90", "device": "cpu", "cubin": False, "tuning_log": None}
+
+
 def _cuda(model: Any = None, **options: Any) -> Plan:
-    chosen = {"target": "cuda", "arch": "sm_90", "device": "cpu", "cubin": False, "tuning_log": None} | options
-    return souffle.compile(_model() if model is None else model, **chosen).plan
+    return souffle.compile(_model() if model is None else model, **{**_CUDA, **options}).plan
 
 
 def _assert_equal(plan: Plan, other: Plan) -> None:
@@ -258,6 +260,28 @@ def test_what_others_have_written_is_asked_each_time(folder: Path, compiled: lis
     finally:
         del RULES["own"]
     assert not folder.exists() or len(list(folder.glob("*.plan"))) == 1
+
+
+@pytest.mark.parametrize("options", [{"target": "cpu"}, _CUDA], ids=["cpu", "cuda"])
+def test_what_was_compiled_in_the_background_is_there_at_once(
+    options: dict[str, Any], folder: Path, compiled: list[str]
+) -> None:
+    first = souffle.compile(_model(), background=True, **options)
+    assert first.wait(120) and len(compiled) == 1, "V0, meanwhile"
+    second = souffle.compile(_model(), background=True, **options)
+    assert second.ready and second.network.plan.options.level == "V4"
+    third = souffle.compile(_model(), **options)
+    assert len(compiled) == 1
+    for plan in (second.plan, third.plan):
+        _assert_equal(plan, replace(first.plan, options=plan.options))
+    x = np.random.default_rng(1).standard_normal((7, _WIDTH)).astype(np.float32)
+    np.testing.assert_array_equal(second(x)["y"], first(x)["y"])
+
+
+def test_a_background_that_is_looked_into_compiles(folder: Path, compiled: list[str], tmp_path: Path) -> None:
+    _plan()
+    network = souffle.compile(_model(), target="cpu", background=True, dump=tmp_path / "dump")
+    assert network.wait(120) and len(compiled) == 2 and any((tmp_path / "dump").iterdir())
 
 
 def test_a_policy_of_another_content_is_another(folder: Path, compiled: list[str], tmp_path: Path) -> None:

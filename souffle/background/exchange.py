@@ -9,6 +9,7 @@ import threading
 import traceback
 import warnings
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 
 import numpy as np
@@ -41,6 +42,8 @@ class Exchange:
         What is compiled in the background, which begins now.
     device : str
         See :class:`souffle.runtime.Network`.
+    ready : callable, optional
+        Given the plan of the better network when that has taken the place.
 
     Attributes
     ----------
@@ -59,11 +62,11 @@ class Exchange:
 
     network: Network | HostNetwork
 
-    def __init__(self, request: CompileRequest, device: str) -> None:
+    def __init__(self, request: CompileRequest, device: str, ready: Callable[[Plan], None] | None = None) -> None:
         self.options, self.done = request.options, threading.Event()
         self.error: BaseException | None = None
         self.doing, self.comparison = "starting", ""
-        self._device = device
+        self._device, self._ready = device, ready
         self._cancelled = self._changed = False
         self._first_there = threading.Event()
         self._unsaid: list[str] = []
@@ -96,6 +99,8 @@ class Exchange:
         self.comparison = compared(network, self.network, self.options)
         if not self._cancelled:
             self.network, self._changed = network, True
+            if self._ready is not None:
+                self._ready(plan)
 
     def _tell(self, what: str) -> None:
         self.doing = what

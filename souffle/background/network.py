@@ -223,7 +223,12 @@ class BoundUntilExchanged(BoundNetwork):
 
 
 def compile_in_background(
-    request: CompileRequest, *, device: str, on_host: bool = False, progress: Callable[[str], None] = quiet
+    request: CompileRequest,
+    *,
+    device: str,
+    on_host: bool = False,
+    progress: Callable[[str], None] = quiet,
+    ready: Callable[[Plan], None] | None = None,
 ) -> BackgroundNetwork:
     """Start to compile, and give what runs meanwhile: the same program at V0, whose compilation is waited for.
 
@@ -236,6 +241,8 @@ def compile_in_background(
         Whether LLVM code runs meanwhile, whatever the request is for.
     progress : callable, optional
         Told of the first network's compilation.
+    ready : callable, optional
+        Given the plan of what was asked for when its network has taken the place.
 
     Raises
     ------
@@ -244,9 +251,12 @@ def compile_in_background(
     """
     first = request.first(on_host=on_host)
     if (request.options.level, request.on_host) == (first.options.level, first.on_host):
-        return BackgroundNetwork(None, network_of(request.plan(progress=progress), device=device))
+        plan = request.plan(progress=progress)
+        if ready is not None:
+            ready(plan)
+        return BackgroundNetwork(None, network_of(plan, device=device))
     with contextlib.ExitStack() as unless_made:
-        exchange = Exchange(request, device)
+        exchange = Exchange(request, device, ready)
         unless_made.callback(exchange.cancel)
         plan = first.plan(progress=progress)
         network = BackgroundNetwork(exchange, network_of(plan, device=device))
