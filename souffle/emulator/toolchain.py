@@ -19,7 +19,8 @@ from souffle.errors import CompilerNotFoundError, CudaCompileError, DeviceError
 __all__ = ["FOLDER", "SHARED_STEMS", "build_kernel_library", "build_runtime_library", "default_cache_dir", "find_gxx"]
 
 SHARED_STEMS = ("runtime", "checks", "rest", "prelude")
-"""What the names of files begin with that serve several texts."""
+"""What the names of files begin with that serve several texts, where these are kept; :func:`_serving_all` says which
+of them lie there only where the cache cannot be written."""
 
 FOLDER = Path(__file__).resolve().parent
 _INCLUDE = FOLDER / "include"
@@ -70,6 +71,16 @@ def default_cache_dir() -> Path:
         return folder if folder.stat().st_uid == os.getuid() else _folder_of_this_process()
     except OSError:
         return _folder_of_this_process()
+
+
+def _serving_all(folder: Path) -> Path:
+    """Where that lies which serves all texts: in the cache, wherever the texts are kept, so that it is made once.
+
+    Where nothing can be written there, with the texts, in `folder`.
+    """
+    own = Path(os.path.abspath(default_cache_dir()))
+    there = next(each for each in (own, *own.parents) if each.exists())
+    return own if there.is_dir() and os.access(there, os.W_OK) else folder
 
 
 @functools.cache
@@ -184,7 +195,7 @@ def _key(*parts: str) -> str:
 
 def _object(unit: _Unit, folder: Path, result: Path, failed: str) -> Path:
     """Compile a unit, or take it from the folder where such units are kept."""
-    entry = folder / f"{unit.stem}-{_key(*unit.parts)}.o"
+    entry = (folder if unit.stem == "rest" else _serving_all(folder)) / f"{unit.stem}-{_key(*unit.parts)}.o"
     image = read_entry(entry) if unit.stem else None
     if image is not None:
         result.write_bytes(image)
@@ -192,7 +203,7 @@ def _object(unit: _Unit, folder: Path, result: Path, failed: str) -> Path:
     text = result.parent / _TEXT_NAME
     text.write_text(unit.source, encoding="utf-8")
     command = [*_HEADERS, "-x", "c++", "-c", str(text)]
-    compiled = _compiled_prelude(unit.prelude, folder) if unit.prelude else None
+    compiled = _compiled_prelude(unit.prelude, _serving_all(folder)) if unit.prelude else None
     try:
         _run([*unit.flags, *([] if compiled is None else [f"-I{compiled}"]), *command], result, failed)
     except CudaCompileError:
@@ -253,12 +264,13 @@ def _run(arguments: list[str], result: Path, failed: str) -> None:
 
 
 def build_runtime_library(cache_dir: Path | None = None) -> Path:
-    """Build the fiber runtime, once for each cache folder."""
+    """Build the fiber runtime, once for all texts."""
     # What warps do together is the kernel's code, called from the runtime: the register must hold the thread there too.
     switch = ("-ffixed-r15",) if uses_register() else ("-DSOUFFLE_UCONTEXT",)
     flags = (*_COMMON, "-O2", "-fvisibility=default", "-fno-stack-protector", *switch)
     unit = _Unit(_RUNTIME_SOURCE.read_text(encoding="utf-8"), flags)
-    return _build((unit,), "runtime", cache_dir, "the fiber runtime", ("-lpthread", "-ldl"))
+    shared = _serving_all(default_cache_dir() if cache_dir is None else cache_dir)
+    return _build((unit,), "runtime", shared, "the fiber runtime", ("-lpthread", "-ldl"))
 
 
 def build_kernel_library(

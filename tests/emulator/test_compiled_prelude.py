@@ -26,6 +26,14 @@ def answer(library: Path) -> int:
     return ctypes.CDLL(str(library)).answer()
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the CPU device keeps what it compiles, of which nothing is there yet."""
+    monkeypatch.setenv("SOUFFLE_CACHE", str(tmp_path / "cache"))
+    toolchain._compiled_prelude.cache_clear()
+    return tmp_path / "cache" / "cpu_device"
+
+
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A compiler that appends the headers that it opened to a file; ``!`` marks one that was compiled before."""
@@ -48,17 +56,16 @@ def entries(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("checked", [False, True], ids=["plain", "checked"])
-def test_it_is_compiled_once_and_taken(tmp_path: Path, asked: Path, checked: bool) -> None:
-    folder = tmp_path / "kept"
-    for number in (7, 8, 9):
-        library = toolchain.build_kernel_library(text(number), folder, checked=checked)
+def test_it_is_compiled_once_and_taken(tmp_path: Path, folder: Path, asked: Path, checked: bool) -> None:
+    """Wherever the texts are kept."""
+    for number, own in ((7, folder), (8, tmp_path / "elsewhere"), (9, None)):
+        library = toolchain.build_kernel_library(text(number), own, checked=checked)
         assert checked or answer(library) == number  # who loads a checked one has the runtime's functions
     (made,) = entries(folder)
     assert taken(asked) == [str(made)] * 3
 
 
-def test_kinds_of_texts_have_their_own(tmp_path: Path, asked: Path) -> None:
-    folder = tmp_path / "kept"
+def test_kinds_of_texts_have_their_own(folder: Path, asked: Path) -> None:
     for checked in (False, True):
         for rest in (None, text(3)):
             source = text(4) if rest is None else "int other() { return 1; }\n"
@@ -68,8 +75,7 @@ def test_kinds_of_texts_have_their_own(tmp_path: Path, asked: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", some(["half", "folder gone", "another's"], ["empty", "changed", "gone"]))
-def test_one_that_cannot_be_taken_costs_nothing_but_time(tmp_path: Path, asked: Path, damage: str) -> None:
-    folder = tmp_path / "kept"
+def test_one_that_cannot_be_taken_costs_nothing_but_time(folder: Path, asked: Path, damage: str) -> None:
     toolchain.build_kernel_library(text(1), folder)
     (made,) = entries(folder)
     whole = made.read_bytes()
@@ -78,8 +84,9 @@ def test_one_that_cannot_be_taken_costs_nothing_but_time(tmp_path: Path, asked: 
     elif damage == "gone":
         made.unlink()
     elif damage == "another's":
-        toolchain.build_kernel_library(text(1), tmp_path / "other", checked=True)
-        shutil.copy(entries(tmp_path / "other")[0], made)
+        toolchain.build_kernel_library(text(1), folder, checked=True)
+        (other,) = set(entries(folder)) - {made}
+        shutil.copy(other, made)
     else:
         middle = len(whole) // 2
         shown = {"empty": b"", "half": whole[:middle], "changed": whole[:middle] + bytes(len(whole) - middle)}
@@ -92,14 +99,24 @@ def test_one_that_cannot_be_taken_costs_nothing_but_time(tmp_path: Path, asked: 
     assert read_entry(made) is not None and taken(asked) == ([] if damage == "another's" else [str(made)])
 
 
-def test_it_cannot_be_kept(tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "kept"
-    folder.mkdir()
+def test_it_cannot_be_kept(folder: Path, asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir(parents=True)
     real = toolchain._key
     monkeypatch.setattr(toolchain, "_key", lambda *parts: "taken" if parts[0].startswith("-std") else real(*parts))
     (folder / "prelude-taken").write_text("a file where the folder would be")
     assert answer(toolchain.build_kernel_library(text(5), folder)) == 5
     assert not entries(folder) and not taken(asked)
+
+
+def test_it_lies_with_the_texts_where_the_cache_is_no_folder(
+    tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SOUFFLE_CACHE", str(tmp_path / "file"))
+    for number in (3, 4):
+        assert answer(toolchain.build_kernel_library(text(number), tmp_path / "texts")) == number
+    (made,) = entries(tmp_path / "texts")
+    assert taken(asked) == [str(made)] * 2
 
 
 def test_errors_are_those_of_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,15 +129,15 @@ def test_errors_are_those_of_the_text(tmp_path: Path, monkeypatch: pytest.Monkey
     assert str(with_it.value) == str(without.value)
 
 
-def test_old_ones_are_removed(tmp_path: Path) -> None:
+def test_old_ones_are_removed(folder: Path) -> None:
     for age in range(12):
-        entry = tmp_path / f"prelude-{age:024}" / "souffle_device.h.gch"
-        entry.parent.mkdir()
+        entry = folder / f"prelude-{age:024}" / "souffle_device.h.gch"
+        entry.parent.mkdir(parents=True)
         entry.write_bytes(b"old")
         os.utime(entry, (1e9 - age, 1e9 - age))
-    toolchain.build_kernel_library(text(6), tmp_path)
-    left = entries(tmp_path)
-    assert len(left) == len(list(tmp_path.glob("prelude-*"))) == toolchain._MOST_PRELUDES
+    toolchain.build_kernel_library(text(6), folder)
+    left = entries(folder)
+    assert len(left) == len(list(folder.glob("prelude-*"))) == toolchain._MOST_PRELUDES
     assert sum(entry.read_bytes() == b"old" for entry in left) == toolchain._MOST_PRELUDES - 1
     ages = [int(entry.parent.name.removeprefix("prelude-")) for entry in left if entry.read_bytes() == b"old"]
     assert ages == list(range(toolchain._MOST_PRELUDES - 1))

@@ -103,6 +103,9 @@ def test_a_register_that_is_read_before_it_is_written_shows(folder: Path) -> Non
 
 
 def test_what_differs_is_compiled_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where all lies that serves texts, too.
+    monkeypatch.setenv("SOUFFLE_CACHE", str(tmp_path))
+    tmp_path = tmp_path / "cpu_device"
     compiled: list[str] = []
     inner = toolchain._object
 
