@@ -42,12 +42,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """
     for item in items:
         fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+        if item.get_closest_marker("xdist_group") is not None:
+            continue
         shared = any(_is_shared(last) for *_, last in fixtures.values())
         given = item.callspec.params.values() if hasattr(item, "callspec") else ()
         networks = sorted({value for value in given if isinstance(value, str) and value in NAMES})
         if shared:
             item.add_marker(pytest.mark.xdist_group(item.module.__name__))
-        elif networks and item.get_closest_marker("xdist_group") is None:
+        elif networks:
             item.add_marker(pytest.mark.xdist_group(networks[0]))
     # Before xdist's own, which reads the marks and asks to be first.
     return (yield)

@@ -13,6 +13,7 @@ import souffle
 from souffle import models
 from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.models import bert, lstm, resnext, swin
+from tests.thorough import some
 
 DEEP: dict[str, Callable[[], onnx.ModelProto]] = {
     "bert": lambda: bert.build_bert(replace(bert.SIZES["tiny"], layers=4), 0),
@@ -22,12 +23,11 @@ DEEP: dict[str, Callable[[], onnx.ModelProto]] = {
     "lstm-unrolled": lambda: lstm.build_lstm_unrolled(replace(lstm.SIZES["tiny"], steps=10), 0),
 }
 MIXED = {"level": "V4", "partition": "persistent", "precision": "mixed"}
-CASES = [
-    *((name, {"level": "V3"}) for name in DEEP),
-    # An LSTM at V4 in fp32, of twelve steps, is in tests/placement/test_interleaving.py.
-    ("bert", {"level": "V4"}),
-    *((name, MIXED) for name in ("bert", "lstm-unrolled")),
-]
+# An LSTM at V4 in fp32, of twelve steps, is in tests/placement/test_interleaving.py.
+CASES = some(
+    [("bert", {"level": "V4"}), ("lstm", {"level": "V3"}), ("swin", {"level": "V3"}), ("lstm-unrolled", MIXED)],
+    [("bert", MIXED), *((name, {"level": "V3"}) for name in DEEP if name not in ("lstm", "swin"))],
+)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,9 @@ PLAN = ("certificate.txt", "decisions.txt", "plan.json")
 
 Seen = list[tuple[str, object]]
 
+# Of its network, which other tests schedule, too.
+pytestmark = pytest.mark.xdist_group("bert")
+
 
 def steps_of(program: TEProgram, level: str = "V4", **options: object) -> dict[str, object]:
     """What the last of each step gave."""

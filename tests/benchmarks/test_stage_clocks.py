@@ -23,7 +23,7 @@ def _plan(model: str, level: str, waits: str) -> Plan:
 
 @pytest.mark.parametrize(
     ("model", "level", "waits"),
-    some([("lstm", "V3", "flags"), ("bert", "V4", "barriers")], [("mmoe", "V2", "barriers")]),
+    some([("lstm", "V3", "flags"), ("mmoe", "V4", "barriers")], [("bert", "V4", "barriers")]),
 )
 def test_every_block_writes_every_stamp(model: str, level: str, waits: str) -> None:
     plan = _plan(model, level, waits)

@@ -174,6 +174,7 @@ def test_a_network_whose_cuts_are_undone_is_right() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.xdist_group("bert")
 def test_a_network_for_a_graph_is_right() -> None:
     model = models.build("bert")
     launched, graph = (priced("bert", graph) for graph in (False, True))

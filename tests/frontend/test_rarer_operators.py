@@ -18,6 +18,9 @@ from tests.frontend.test_refusals import cases
 
 F, D, H, I64 = "float32", "float64", "float16", "int64"
 # By how their inputs are given: all at run time, or those that are said when a network is compiled as constants.
+# They are collected once, by one worker.
+pytestmark = pytest.mark.xdist_group("onnx_cases")
+
 NAMES = """
 adagrad adagrad_multiple adam adam_multiple momentum momentum_multiple nesterov_momentum
 batchnorm_example_training_mode batchnorm_epsilon_training_mode

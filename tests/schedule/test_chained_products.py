@@ -28,6 +28,7 @@ from tests.schedule.stage_kernels import (
     random_inputs,
     shape_of,
 )
+from tests.thorough import sized
 
 
 def half(tensor: te.Tensor) -> te.Tensor:
@@ -167,7 +168,7 @@ def drawn_cases(count: int) -> list[Case]:
     return found
 
 
-CASES = [*plain_cases(), *drawn_cases(14)]
+CASES = [*plain_cases(), *drawn_cases(sized(6, 14))]
 
 
 @pytest.fixture(scope="module")

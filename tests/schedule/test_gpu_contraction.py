@@ -28,6 +28,7 @@ from souffle.schedule.gpu.tiling import contraction_tiling
 from souffle.schedule.lower import cuda_target
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 from tests.schedule.stage_kernels import PLAIN
+from tests.thorough import sized
 
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
 H100 = GpuRequest("sm_90")
@@ -211,7 +212,7 @@ def named(tensor: te.Tensor, name: str) -> te.Tensor:
     return te.compute(tensor.shape, lambda *index: tensor(*index), name=name)
 
 
-CASES = [*matmul_cases(), *neighbour_cases(), *convolution_cases(), *random_cases(20)]
+CASES = [*matmul_cases(), *neighbour_cases(), *convolution_cases(), *random_cases(sized(8, 20))]
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,6 +36,7 @@ from souffle.schedule.stage import flat_stages
 from souffle.tvm_compat import collect, const_int, primfunc_from_tensors
 from tests.schedule.stage_kernels import PLAIN
 from tests.testlib import calls_made
+from tests.thorough import sized
 
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
 ODD = GpuRequest("sm_90", threads=96, sm_count=4)
@@ -209,7 +210,8 @@ def random_cases(count: int) -> list[Case]:
     return cases
 
 
-CASES = [completed(case) for case in (*elementwise_cases(), *reduction_cases(), *rowwise_cases(), *random_cases(32))]
+DRAWN = random_cases(sized(14, 32))
+CASES = [completed(case) for case in (*elementwise_cases(), *reduction_cases(), *rowwise_cases(), *DRAWN)]
 
 
 @dataclass(frozen=True, eq=False)

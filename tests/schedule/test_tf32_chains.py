@@ -33,6 +33,7 @@ from tests.schedule.stage_kernels import (
     random_inputs,
     scheduled,
 )
+from tests.thorough import sized
 
 product = partial(matmul, factors="float32")
 
@@ -119,7 +120,7 @@ def drawn_cases(count: int) -> list[Case]:
     return found
 
 
-CASES = [*plain_cases(), *drawn_cases(12)]
+CASES = [*plain_cases(), *drawn_cases(sized(5, 12))]
 
 
 @pytest.fixture(scope="module")
