@@ -14,6 +14,7 @@ from benchmarks.rehearsal_driver import RehearsalDriver
 from souffle.garbage import collect_rarely
 from souffle.models import NAMES
 from souffle.schedule.gpu.scheduler import ANSWERS, LEAST
+from tests.thorough import THOROUGH, sampled
 
 _GOLDEN = Path(__file__).parent / "golden"
 
@@ -34,12 +35,18 @@ def _is_shared(fixture: pytest.FixtureDef) -> bool:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """What takes long is made by one worker, not by each (``--dist loadgroup``).
 
     That is what a fixture of a whole module makes, or one of all tests that is ours, and the schedules of a paper's
     network, which tests of many modules compile: those that have its name as a parameter, or a mark of that name.
     """
+    # Who names a case has it.
+    if not THOROUGH and not any("::" in argument for argument in config.args):
+        chosen = list(sampled(items))
+        kept = set(chosen)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = chosen
     for item in items:
         fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
         if item.get_closest_marker("xdist_group") is not None:

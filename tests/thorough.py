@@ -8,10 +8,13 @@ by ``SOUFFLE_TESTS=all``.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-__all__ = ["THOROUGH", "sized", "some"]
+import pytest
+
+__all__ = ["THOROUGH", "sampled", "sized", "some"]
 
 T = TypeVar("T")
 
@@ -26,3 +29,20 @@ def some(few: Iterable[T], others: Iterable[T]) -> list[T]:
 def sized(few: int, many: int) -> int:
     """How many there are to be: few, or as many as there may be where all are asked for."""
     return many if THOROUGH else few
+
+
+def sampled(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """The items to run where each test of a module marked ``sampled(n)`` is to run with one of n of its parameters.
+
+    Which ones, their names say, in no order that parameters have, so that of each some are there; always the first.
+    """
+    seen: set[tuple[object, str]] = set()
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is not None and hasattr(item, "callspec"):
+            test = (item.parent, item.originalname)
+            chance = zlib.crc32(item.callspec.id.encode()) % mark.args[0]
+            if chance and test in seen:
+                continue
+            seen.add(test)
+        yield item

@@ -26,6 +26,8 @@ from souffle.cost import CostDevice, cost_device, figures_of
 from souffle.errors import DeviceError, NoGpuError
 from souffle.runtime.cuda import Cuda
 
+pytestmark = pytest.mark.sampled(2)
+
 _IMAGE = b"the kernels"
 
 

@@ -22,6 +22,8 @@ from tests.defects import mended
 from tests.frontend.support import model_of
 from tests.short_integers import SHORT, Grower, extreme_values
 
+pytestmark = pytest.mark.sampled(2)
+
 CUDA = {"target": "cuda", "device": "cpu", "cubin": False, "verify": "values"}
 LEVELS = ("V0", "V3", "V4")
 

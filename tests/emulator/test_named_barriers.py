@@ -9,6 +9,8 @@ import pytest
 
 from souffle.emulator import BarrierError, CpuModule, Finding, compile_text
 
+pytestmark = pytest.mark.sampled(2)
+
 _TEXT = Path(__file__).parent / "cuda" / "named_barriers.cu"
 _LINES = _TEXT.read_text(encoding="utf-8").splitlines()
 SCHEDULES = [{}, {"order": "shuffled", "seed": 1}, {"order": "shuffled", "seed": 2}]

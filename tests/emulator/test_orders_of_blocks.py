@@ -12,6 +12,8 @@ import pytest
 
 from souffle.emulator import CpuModule, Finding, LaunchReport, compile_text
 
+pytestmark = pytest.mark.sampled(2)
+
 _CUDA = Path(__file__).parent / "cuda"
 _ELEMENTS, _WORDS = 4, 160
 NOTHING, READ, WRITE, STORE, ADD, EXCHANGE, ACQUIRE, WAIT, TELL, HEAR, GRID = range(11)

@@ -9,6 +9,8 @@ import pytest
 
 from souffle.emulator import CpuModule, compile_text
 
+pytestmark = pytest.mark.sampled(2)
+
 _TEXT = r"""
 __device__ int awaited(const unsigned* flag, long long limit) {
   long long first, now;

@@ -15,6 +15,8 @@ from souffle.program.evaluate import evaluate
 from souffle.tvm_compat import reduce_node
 from tests.frontend.support import assert_same, model_of, node_model, random_inputs, reference
 
+pytestmark = pytest.mark.sampled(2)
+
 CONTRIB = "com.microsoft"
 RNG = np.random.default_rng(0)
 

@@ -17,10 +17,10 @@ from tests.frontend.support import assert_same, node_model, reference
 from tests.frontend.test_refusals import cases
 
 F, D, H, I64 = "float32", "float64", "float16", "int64"
-# By how their inputs are given: all at run time, or those that are said when a network is compiled as constants.
-# They are collected once, by one worker.
+# Cases are collected once, by one worker.
 pytestmark = pytest.mark.xdist_group("onnx_cases")
 
+# By how their inputs are given: all at run time, or those that are said when a network is compiled as constants.
 NAMES = """
 adagrad adagrad_multiple adam adam_multiple momentum momentum_multiple nesterov_momentum
 batchnorm_example_training_mode batchnorm_epsilon_training_mode

@@ -15,6 +15,8 @@ from souffle.element_types import SMALL_TYPES
 from souffle.errors import UnsupportedOperatorError
 from tests.frontend.support import model_of, node_model
 
+pytestmark = pytest.mark.sampled(2)
+
 TARGETS = [{"target": "cpu", "level": "V0"}, {"target": "cuda", "device": "cpu", "cubin": False, "level": "V0"}]
 EIGHT_BITS = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"]
 FLOATS = [*EIGHT_BITS, "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"]

@@ -18,7 +18,8 @@ from benchmarks.hfuse.gpu_tasks import METRICS, ncu_metrics, task_names
 from benchmarks.hfuse.references import named
 from souffle.emulator import CpuModule, compile_text
 from souffle.hfuse import SPACES, Launch, check, even_split, fuse
-from tests.thorough import sized
+
+pytestmark = pytest.mark.sampled(3)
 
 ORDERS = (("fixed", 0), ("shuffled", 1), ("shuffled", 2), ("shuffled", 3))
 BLOCKS = {"batchnorm": (64, 480), "hist": (32, 224), "im2col": (64, 416), "maxpool": (96, 512), "upsample": (32, 352)}
@@ -225,7 +226,7 @@ def test_a_barrier_that_is_left_out_shows_in_some_order(kernel: str, barrier: in
     assert any(not np.array_equal(outcome[name], expected[name]) for outcome in outcomes for name in expected)
 
 
-@pytest.mark.parametrize("name", list(workloads.GROUPS)[:: sized(3, 1)])
+@pytest.mark.parametrize("name", workloads.GROUPS)
 @pytest.mark.parametrize("space", SPACES)
 def test_a_fused_pair_gives_the_bits_of_its_kernels(name: str, space: str) -> None:
     parts = workloads.parts_of(dict.fromkeys(workloads.GROUPS[name], 1))

@@ -36,7 +36,8 @@ from souffle.tvm_compat import primfunc_from_tensors
 from souffle.verify import PROVEN
 from tests.kernel.launch_shapes import ARCH, Reschedule, by_rule, crosswise, rescheduled, staged
 from tests.testlib import Builder, inputs_for, run_on_cpu_device
-from tests.thorough import sized
+
+pytestmark = pytest.mark.sampled(2)
 
 ORDERS = ({"order": "fixed"}, {"order": "shuffled", "seed": 1}, {"order": "shuffled", "seed": 2, "blocks": 3})
 
@@ -82,7 +83,7 @@ SHAPES: dict[str, tuple[dict[int, Reschedule], int, tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(SHAPES)[:: sized(2, 1)])
+@pytest.mark.parametrize("name", SHAPES)
 def test_any_shapes_together_give_the_function(name: str) -> None:
     how, threads, counts = SHAPES[name]
     program = rows_and_products()

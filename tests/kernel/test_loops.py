@@ -27,6 +27,8 @@ from tests.testlib import Builder, inputs_for, run_on_cpu_device
 from tests.thorough import sized
 from tests.transform.test_roll import layers, recurrence, repeated, weights
 
+pytestmark = pytest.mark.sampled(2)
+
 
 def two_kept(steps: int) -> TEProgram:
     """The last state is an output of the network, and is carried too."""

@@ -14,6 +14,8 @@ from souffle.program.evaluate import evaluate
 from tests.kernel.residents import compiled, gated, kept, narrow, residual, weight
 from tests.testlib import Builder, inputs_for, run_on_cpu_device
 
+pytestmark = pytest.mark.sampled(2)
+
 ORDERS = (
     {"order": "fixed"},
     *({"order": "shuffled", "seed": seed, "blocks": seed} for seed in (1, 2, 3, 7)),

@@ -21,6 +21,8 @@ from tests.runtime.played import on_device
 from tests.testlib import inputs_for
 from tests.watched import CALL, STEPS, looped, watched
 
+pytestmark = pytest.mark.sampled(2)
+
 _BLOCKS = 4
 _BAD = "g0[0] < 0.0f"
 """Of the first input; whatever is wrong with a kernel is wrong only then."""

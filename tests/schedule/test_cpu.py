@@ -35,6 +35,8 @@ from souffle.tvm_compat import statements_of
 from tests.frontend.support import model_of
 from tests.testlib import inputs_for, random_program
 
+pytestmark = pytest.mark.sampled(2)
+
 TARGET = host_target()
 ERF = np.vectorize(math.erf)
 PROPERTY = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)

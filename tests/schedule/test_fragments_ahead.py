@@ -20,6 +20,8 @@ from souffle.verify import PROVEN
 from tests.schedule.product_networks import compiled, product
 from tests.testlib import run_on_cpu_device
 
+pytestmark = pytest.mark.sampled(3)
+
 CASES = {
     # Pieces of a step and warps along the inner axis: an even number of pieces, or steps in pairs.
     "several-pieces": (4, 1),

@@ -31,6 +31,8 @@ from tests.schedule.knob_choices import Choices, built_choices
 from tests.schedule.test_gpu_window import Case, arrays, data, product
 from tests.testlib import Builder, inputs_for, run_on_cpu_device
 
+pytestmark = pytest.mark.sampled(2)
+
 MIDDLE = GpuRequest("sm_90", threads=128, sm_count=4)
 WIDE = GpuRequest("sm_90", threads=64, sm_count=4)
 

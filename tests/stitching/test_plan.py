@@ -28,6 +28,8 @@ from souffle.stitching.priority import AnnealedFusion
 from tests.stitching.graphs import contracted_has_cycle, cyclic, layer_norm, random_graph
 from tests.testlib import random_program
 
+pytestmark = pytest.mark.sampled(2)
+
 A100 = cost_device("A100-SXM4-40GB")
 
 

@@ -15,6 +15,8 @@ from souffle.program import TEProgram
 from souffle.runtime import Network
 from souffle.stitching import Template, TemplateError, by_templates, op_of, stage_by
 
+pytestmark = pytest.mark.sampled(2)
+
 OPTIONS = {"target": "cuda", "arch": "sm_90", "device": "cpu", "cubin": False, "level": "V0"}
 
 CASES = {(case.name, case.shape): case for case in cases()}

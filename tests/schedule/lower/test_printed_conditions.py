@@ -17,6 +17,8 @@ from souffle.schedule.stage import Stage
 from souffle.tvm_compat import PrimExpr
 from tests.testlib import Builder
 
+pytestmark = pytest.mark.sampled(2)
+
 ROWS, COLUMNS = 24, 8
 
 CONDITIONS: tuple[Callable[..., PrimExpr], ...] = (

@@ -19,6 +19,8 @@ from souffle.tvm_compat import PrimExpr
 from tests.defects import fails_without
 from tests.testlib import Builder
 
+pytestmark = pytest.mark.sampled(2)
+
 
 def network(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], **values: object) -> onnx.ModelProto:
     """A model whose inputs have the shapes given as tuples; arrays are constants."""

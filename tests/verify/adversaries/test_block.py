@@ -15,6 +15,8 @@ from souffle.schedule.lower import cuda_target
 from souffle.verify import PROVEN, REFUTED, UNKNOWN, Certificate, certify_plan
 from tests.verify.hand_made import THREADS, Memory, Run, barrier, extern, kernel, plan_of, sequence, stage, tensor
 
+pytestmark = pytest.mark.sampled(2)
+
 TILES = 16
 SIZE = TILES * THREADS
 POOL = SIZE

@@ -20,6 +20,8 @@ from souffle.verify.expressions import Undecided
 from souffle.verify.values import Agreement, values_agree
 from tests.verify.hand_made import THREADS, Memory, Run, kernel, plan_of, sequence, stage, tensor
 
+pytestmark = pytest.mark.sampled(2)
+
 TILES, SIZE = 2, 128
 LARGE = 50_000_000
 
