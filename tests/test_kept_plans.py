@@ -19,6 +19,7 @@ import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 import souffle
+from benchmarks import compiled_before
 from souffle import cache, kept, pipeline
 from souffle.cache import trim, write_entry
 from souffle.certificate import PROVEN
@@ -282,6 +283,15 @@ def test_a_background_that_is_looked_into_compiles(folder: Path, compiled: list[
     _plan()
     network = souffle.compile(_model(), target="cpu", background=True, dump=tmp_path / "dump")
     assert network.wait(120) and len(compiled) == 2 and any((tmp_path / "dump").iterdir())
+
+
+def test_the_benchmark_tells_networks_apart(folder: Path, compiled: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(_model(), path)
+    first, second = (compiled_before.compiled(path, "cpu", "V4", "fp32") for _ in range(2))
+    assert len(compiled) == 1 and first["digest"] == second["digest"]
+    onnx.save(_model(change=3), path)
+    assert compiled_before.compiled(path, "cpu", "V4", "fp32")["digest"] != first["digest"]
 
 
 def test_a_policy_of_another_content_is_another(folder: Path, compiled: list[str], tmp_path: Path) -> None:

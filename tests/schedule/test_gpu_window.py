@@ -22,6 +22,7 @@ from souffle.schedule.gpu.rules.window import WINDOW, direct_sketch
 from souffle.schedule.gpu.tiling.direct_tiling import read_plan
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 from tests.schedule.knob_choices import Choices, built_choices
+from tests.thorough import THOROUGH
 
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
 ODD = GpuRequest("sm_90", threads=96, sm_count=4)
@@ -202,6 +203,7 @@ def test_result(case: Case, built: Choices) -> None:
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.skipif(not THOROUGH, reason="nvcc takes all cases together for make test-all")
 def test_text_compiles_without_spills(built: Choices, tmp_path: Path) -> None:
     source = tmp_path / "window.cu"
     source.write_text(built.text)

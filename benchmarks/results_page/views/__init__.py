@@ -38,6 +38,7 @@ VIEWS = {
     "growth": View(compiled.growth, ("programs",)),
     "levels": View(compiled.levels, ("launches",)),
     "compilations": View(compiled.compilations, ("launches", "code")),
+    "compiled-before": View(compiled.compiled_before, ("compile-seconds",)),
     "launches-beside-paper": View(compiled.launches_beside_paper, ("launches",)),
     "product-instructions": View(compiled.product_instructions, ("code", "predicted-mixed")),
     "product-errors": View(compiled.product_errors, ()),

@@ -12,6 +12,7 @@ from souffle.evaluation.published import published
 __all__ = [
     "code_of_tiles",
     "compilations",
+    "compiled_before",
     "growth",
     "launches_beside_paper",
     "levels",
@@ -109,6 +110,21 @@ def compilations(source: Source) -> Table:
         "stack bytes | seconds | peak MB"
     )
     return table(columns, rows)
+
+
+def compiled_before(source: Source) -> Table:
+    """The first and the second compilation of each network."""
+    rows = (
+        [
+            *(one[key] for key in ("model", "target", "level", "precision")),
+            f"{one.number('constant_bytes') / 1e6:.1f}",
+            f"{one.number('first_s'):.1f}",
+            f"{one.number('second_s'):.2f}",
+            "yes" if one["equal"] else "NO",
+        ]
+        for one in source.results
+    )
+    return table("model | target | level | precision | MB of constants | first, s | second, s | equal", rows)
 
 
 def launches_beside_paper(source: Source) -> Table:
