@@ -16,9 +16,9 @@ from souffle.errors import OptionError
 from souffle.frontend.load import LoadedModel, load_model, open_model
 from souffle.frontend.model_options import ModelOptions
 from souffle.frontend.onnx_import import import_loaded
-from souffle.kept import kept_or_made, place_of
+from souffle.kept import KeptPlan, kept_or_made, place_of
 from souffle.loading import network_of
-from souffle.options import INTEGERS, Hook, keep
+from souffle.options import INTEGERS, Hook, Options, keep
 from souffle.program import TEProgram
 from souffle.request import CompileRequest, Dims, Model, checked_options
 from souffle.runtime import Network, VersionedNetwork
@@ -265,8 +265,14 @@ def compile(
     for name in processors if on_host else ():
         host_target(threads, name)  # a name that is wrong is said before anything is compiled
 
-    # Who looks into a compilation, or changes it, has one.
-    looked_into = hook is not keep or dump is not None
+    def place(source: LoadedModel | TEProgram, chosen: Options) -> KeptPlan | None:
+        """Where its plan may be; who looks into a compilation, or changes it, has one."""
+        looked_into = hook is not keep or dump is not None
+        return None if looked_into or isinstance(source, TEProgram) else place_of(source, chosen, on_host=on_host)
+
+    def request(source: LoadedModel | TEProgram, chosen: Options, into: Dump | None) -> CompileRequest:
+        program = source if isinstance(source, TEProgram) else import_loaded(source)
+        return CompileRequest(program, chosen, on_host, into)
 
     def plan_of(source: LoadedModel | TEProgram, into: Dump | None, *folder: str) -> Plan:
         """For each processor; what is dumped is in a folder for each where these are several."""
@@ -276,12 +282,9 @@ def compile(
             where = Dump(Path(dump, *folder, str(name))) if dump is not None and len(processors) > 1 else into
 
             def made() -> Plan:
-                program = source if isinstance(source, TEProgram) else import_loaded(source)
-                return CompileRequest(program, chosen, on_host, where).plan(progress=progress, hook=hook)
+                return request(source, chosen, where).plan(progress=progress, hook=hook)
 
-            if looked_into or isinstance(source, TEProgram):
-                return made()
-            return kept_or_made(source, chosen, made, progress, on_host=on_host)
+            return kept_or_made(place(source, chosen), made, progress)
 
         first, *others = map(plan_for, processors)
         return replace(first, others=tuple(others)) if others else first
@@ -300,18 +303,16 @@ def compile(
         return in_versions(wanted, in_folder, progress)
     source = model if isinstance(model, TEProgram) else load_model(model, given)
     if background:
-        own = looked_into or isinstance(source, TEProgram)
-        place = None if own else place_of(source, options, on_host=on_host)
-        found = None if place is None else place.plan()
+        kept = place(source, options)
+        found = None if kept is None else kept.plan()
         if found is not None:
             return BackgroundNetwork(None, network_of(found, device=device))
-        program = source if isinstance(source, TEProgram) else import_loaded(source)
         return compile_in_background(
-            CompileRequest(program, options, on_host, dumped),
+            request(source, options, dumped),
             device=device,
             on_host=background == "cpu",
             progress=progress,
-            ready=None if place is None else place.keep,
+            ready=None if kept is None else kept.keep,
         )
     return network_of(plan_of(source, dumped), device=device)
 

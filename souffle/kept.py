@@ -86,11 +86,8 @@ def place_of(model: LoadedModel, options: Options, *, on_host: bool) -> KeptPlan
     return KeptPlan(options.cache_dir / _FOLDER, _key(model, options, machine), options)
 
 
-def kept_or_made(
-    model: LoadedModel, options: Options, made: Callable[[], Plan], progress: Progress, *, on_host: bool
-) -> Plan:
-    """The plan of a model: a kept one, or else what `made` gives, which is kept (:func:`place_of`)."""
-    place = place_of(model, options, on_host=on_host)
+def kept_or_made(place: KeptPlan | None, made: Callable[[], Plan], progress: Progress) -> Plan:
+    """The plan that is kept at a place, or else what `made` gives, which is kept there."""
     if place is None:
         return made()
     progress("looking for what was compiled before")

@@ -19,8 +19,7 @@ from souffle.errors import CompilerNotFoundError, CudaCompileError, DeviceError
 __all__ = ["FOLDER", "SHARED_STEMS", "build_kernel_library", "build_runtime_library", "default_cache_dir", "find_gxx"]
 
 SHARED_STEMS = ("runtime", "checks", "rest", "prelude")
-"""What the names of files begin with that serve several texts, where these are kept; :func:`_serving_all` says which
-of them lie there only where the cache cannot be written."""
+"""What the names of files begin with that serve several texts, and may lie where these are kept."""
 
 FOLDER = Path(__file__).resolve().parent
 _INCLUDE = FOLDER / "include"
@@ -154,6 +153,11 @@ class _Unit:
         return (self.source, *self.flags)
 
     @property
+    def serves_all(self) -> bool:
+        """Whether it holds nothing of a text."""
+        return not self.source
+
+    @property
     def prelude(self) -> tuple[str, ...]:
         """The flags that its prelude is compiled with, or nothing where that serves no other text."""
         at = self.flags.index("-include") if not self.stem and "-include" in self.flags else -1
@@ -195,7 +199,7 @@ def _key(*parts: str) -> str:
 
 def _object(unit: _Unit, folder: Path, result: Path, failed: str) -> Path:
     """Compile a unit, or take it from the folder where such units are kept."""
-    entry = (folder if unit.stem == "rest" else _serving_all(folder)) / f"{unit.stem}-{_key(*unit.parts)}.o"
+    entry = (_serving_all(folder) if unit.serves_all else folder) / f"{unit.stem}-{_key(*unit.parts)}.o"
     image = read_entry(entry) if unit.stem else None
     if image is not None:
         result.write_bytes(image)
