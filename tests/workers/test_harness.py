@@ -73,11 +73,13 @@ def test_limits_are_the_jobs_alone(tmp_path: Path) -> None:
         limits = [run("memory_limit", None, memory_mb=megabytes) for megabytes in (100, 400)]
         assert 250e6 < limits[1] - limits[0] < 350e6, "they count from what there is"
         assert run("allocate", 15, memory_mb=20) == 15 * 10**6, "what this process has does not count"
-        failed = run("allocate", 300, memory_mb=100)
+        # More than this process could have, so that none of it is what others have let go.
+        much = limits[1] // 10**6
+        failed = run("allocate", much, memory_mb=100)
         assert failed.failure.startswith("needed more memory than its 100 MB\nMemoryError") and failed.spent
         # The lack of memory is seen where a library words it in its own way, and in what a job starts.
-        assert run("allocate_in_a_library", 300, memory_mb=100).failure.startswith("needed more memory than its 100 MB")
-        assert "MemoryError" in run("allocate_in_a_child", limits[0] // 10**6 + 100, memory_mb=100)
+        assert run("allocate_in_a_library", much, memory_mb=100).failure.startswith("needed more memory than its 100 MB")
+        assert "MemoryError" in run("allocate_in_a_child", much, memory_mb=100)
         assert run("allocate_in_a_child", 1, memory_mb=100) == ""
         assert resource.getrlimit(resource.RLIMIT_DATA) == before
         assert run("double", 1, seconds=0.05) == 2
