@@ -14,7 +14,7 @@ from benchmarks.rehearsal_driver import RehearsalDriver
 from souffle.garbage import collect_rarely
 from souffle.models import NAMES
 from souffle.schedule.gpu.scheduler import ANSWERS, LEAST
-from tests.thorough import THOROUGH, sampled
+from tests.thorough import THOROUGH, chosen
 
 _GOLDEN = Path(__file__).parent / "golden"
 
@@ -43,10 +43,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     # Who names a case has it.
     if not THOROUGH and not any("::" in argument for argument in config.args):
-        chosen = list(sampled(items))
-        kept = set(chosen)
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = chosen
+        kept = list(chosen(items))
+        config.hook.pytest_deselected(items=list(set(items).difference(kept)))
+        items[:] = kept
     for item in items:
         fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
         if item.get_closest_marker("xdist_group") is not None:

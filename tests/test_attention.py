@@ -17,6 +17,7 @@ from benchmarks.attentions import AttentionCase, by_hand, random_tensors, with_o
 from souffle.options import ON_CHIP
 from souffle.runtime.network import Network
 from souffle.schedule.stage import Stages, flat_stages
+from tests.thorough import THOROUGH, some
 
 CASES = (
     AttentionCase(1, 33, 32, 4, 4),
@@ -46,8 +47,16 @@ def rules(stages: Stages) -> list[str]:
     return [stage.schedule.rule for stage in flat_stages(stages)]
 
 
-@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# Each case in one of the forms, which take turns.
+FORMS = [
+    pytest.param(case, make, id=f"{case.name}-{make.__name__}")
+    for number, case in enumerate(CASES)
+    for turn, make in enumerate(MAKERS)
+    if THOROUGH or (number + turn) % 2 == 0
+]
+
+
+@pytest.mark.parametrize(("case", "make"), FORMS)
 def test_results_and_proofs(case: AttentionCase, make: Callable[[AttentionCase], onnx.ModelProto]) -> None:
     model, inputs = make(case), random_tensors(case)
     network, stages = compiled(model, verify="values")
@@ -98,7 +107,7 @@ def test_checked() -> None:
     np.testing.assert_array_equal(checked(random_tensors(case))["y"], network(random_tensors(case))["y"])
 
 
-@pytest.mark.parametrize("precision", ["fp32", "mixed"])
+@pytest.mark.parametrize("precision", some(["mixed"], ["fp32"]))
 def test_without(precision: str) -> None:
     """In fp32 there are no tensor cores; and with nothing kept on chip it is what it was."""
     model = written_out(AttentionCase(64, 64, 64))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from benchmarks.attention import outcome
 from benchmarks.attentions import AttentionCase
 
@@ -25,5 +27,7 @@ CASES = (
 )
 
 
+# That attention becomes one stage, tests/test_attention.py has for each form.
+@pytest.mark.thorough
 def test_outcomes(golden: Callable[[str, str], None]) -> None:
     golden("attention.txt", "".join(f"{outcome(*case)}\n" for case in CASES))

@@ -53,6 +53,7 @@ def _run_blocks(page: Path, namespace: dict[str, object]) -> None:
     assert run
 
 
+@pytest.mark.xdist_group("bert")
 def test_the_blocks_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _run_blocks(ROOT / "README.md", {})

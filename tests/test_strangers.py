@@ -21,6 +21,7 @@ from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.gpu.scheduler import GpuScheduler
 from souffle.transform import horizontal
+from tests.thorough import some
 
 RNG = np.random.default_rng(0)
 BOOL, FLOAT, INT64 = TensorProto.BOOL, TensorProto.FLOAT, TensorProto.INT64
@@ -182,7 +183,7 @@ STRANGERS = {
 }
 
 
-@pytest.mark.parametrize("name", STRANGERS)
+@pytest.mark.parametrize("name", some((name for name in STRANGERS if name != "wide_concat"), ["wide_concat"]))
 def test_every_level_agrees_and_none_launches_more(name: str) -> None:
     source = STRANGERS[name]()
     program = souffle.import_onnx(source)

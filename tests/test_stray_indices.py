@@ -12,6 +12,8 @@ import souffle
 from souffle.verify import PROVEN
 from tests.frontend.support import model_of, reference
 
+pytestmark = pytest.mark.sampled(2)
+
 ROWS, COLUMNS = 5, 7
 HUGE = np.array([-(2**63), 2**63 - 1, -(2**31), 2**31 - 1, 2**32 + 1, -(2**33), -ROWS - 1, ROWS, -1, 0, 10**12])
 FLOATS = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 3e9, -3e9, 1.0, -1.0, 1.5, 0.0], "float32")

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pytest
 
-__all__ = ["THOROUGH", "sampled", "sized", "some"]
+__all__ = ["THOROUGH", "chosen", "sized", "some"]
 
 T = TypeVar("T")
 
@@ -31,13 +31,17 @@ def sized(few: int, many: int) -> int:
     return many if THOROUGH else few
 
 
-def sampled(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
-    """The items to run where each test of a module marked ``sampled(n)`` is to run with one of n of its parameters.
+def chosen(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """The items of ``make test``.
 
-    Which ones, their names say, in no order that parameters have, so that of each some are there; always the first.
+    None that is marked ``thorough``, for which others stand. Of those that are marked ``sampled(n)``, each test with
+    one of n of its parameters: which ones, their names say, in no order that parameters have, so that of each some are
+    there; always the first.
     """
     seen: set[tuple[object, str]] = set()
     for item in items:
+        if item.get_closest_marker("thorough") is not None:
+            continue
         mark = item.get_closest_marker("sampled")
         if mark is not None and hasattr(item, "callspec"):
             test = (item.parent, item.originalname)

@@ -188,6 +188,8 @@ def test_memory_that_runs_out_says_nothing_of_a_network(monkeypatch, error):
         expect(case)
 
 
+# Those of all campaigns are in tests/benchmarks/test_campaign.py.
+@pytest.mark.thorough
 def test_all_workers_give_the_same(tmp_path):
     found = []
     for word in ("here", "local:2"):
@@ -210,6 +212,8 @@ def test_a_run_goes_on_where_its_file_stops(tmp_path, capsys):
     assert "4 networks" in capsys.readouterr().out
 
 
+# Of all campaigns, tests/benchmarks/test_campaign.py tells it.
+@pytest.mark.thorough
 def test_an_interrupt_ends_a_run_and_keeps_its_file(tmp_path):
     out = tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "benchmarks.fuzz", "--targets", "cpu", "--nodes", "1", "--out", str(out)]

@@ -174,10 +174,10 @@ def test_a_network_whose_cuts_are_undone_is_right() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.xdist_group("bert")
+@pytest.mark.xdist_group("mmoe")
 def test_a_network_for_a_graph_is_right() -> None:
-    model = models.build("bert")
-    launched, graph = (priced("bert", graph) for graph in (False, True))
+    model = models.build("mmoe")
+    launched, graph = (priced("mmoe", graph) for graph in (False, True))
     assert predicted_seconds(graph.plan) < predicted_seconds(launched.plan)
     assert "for a CUDA graph" in graph.explain() and "for a CUDA graph" not in launched.explain()
     inputs = models.random_inputs(model)

@@ -37,6 +37,8 @@ def test_a_network_of_normalizations_is_staged_both_ways() -> None:
     assert len(choices) <= 1 and bool(placed) == any(choice.accepted for choice in choices)
 
 
+# What each way does is in tests/placement.
+@pytest.mark.thorough
 def test_partial_steps_are_absorbed_whether_or_not_sums_are_interleaved() -> None:
     """So that neither takes the other from a network that is faster with one of them alone."""
     how = {"target": "cuda", "arch": "sm_90", "device": "cpu", "cubin": False, "verify": "off"}

@@ -15,6 +15,8 @@ from souffle.emulator import toolchain
 from souffle.errors import CudaCompileError
 from tests.thorough import some
 
+pytestmark = pytest.mark.sampled(2)
+
 SHOWN = 'extern "C" __attribute__((visibility("default")))'
 
 

@@ -18,7 +18,7 @@ from souffle.program import ProgramError, TEProgram
 from souffle.program.evaluate import evaluate
 from tests.frontend.support import model_of, node_model, reference
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 F, I64, B = "float32", "int64", "bool"
 node = helper.make_node

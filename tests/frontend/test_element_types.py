@@ -14,7 +14,7 @@ from souffle.frontend.from_te import from_te
 from souffle.program import ProgramError
 from tests.frontend.support import model_of, node_model
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 
 def there_and_back(element: int, shape: tuple[int, ...]):

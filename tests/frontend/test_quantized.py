@@ -15,7 +15,7 @@ from souffle.program.evaluate import evaluate
 from souffle.tvm_compat import reduce_node
 from tests.frontend.support import assert_same, model_of, node_model, random_inputs, reference
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 CONTRIB = "com.microsoft"
 RNG = np.random.default_rng(0)

@@ -18,7 +18,7 @@ from tests.frontend.test_refusals import cases
 
 F, D, H, I64 = "float32", "float64", "float16", "int64"
 # Cases are collected once, by one worker.
-pytestmark = pytest.mark.xdist_group("onnx_cases")
+pytestmark = [pytest.mark.xdist_group("onnx_cases"), pytest.mark.sampled(2)]
 
 # By how their inputs are given: all at run time, or those that are said when a network is compiled as constants.
 NAMES = """

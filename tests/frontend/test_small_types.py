@@ -15,7 +15,7 @@ from souffle.element_types import SMALL_TYPES
 from souffle.errors import UnsupportedOperatorError
 from tests.frontend.support import model_of, node_model
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 TARGETS = [{"target": "cpu", "level": "V0"}, {"target": "cuda", "device": "cpu", "cubin": False, "level": "V0"}]
 EIGHT_BITS = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"]

@@ -18,7 +18,7 @@ from souffle.program.evaluate import evaluate
 from tests.frontend.support import compare, model_of, node_model
 from tests.thorough import THOROUGH
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 Arrays = dict[str, np.ndarray]
 

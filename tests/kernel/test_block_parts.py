@@ -31,6 +31,8 @@ from souffle.verify.certify import functions_of
 from tests.testlib import Builder, inputs_for
 from tests.thorough import sized
 
+pytestmark = pytest.mark.sampled(2)
+
 
 def product_and_columns() -> TEProgram:
     """A product beside long columns, both with readers behind a barrier of the grid."""

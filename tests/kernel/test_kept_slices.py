@@ -95,7 +95,7 @@ def test_memory_that_other_stages_have_before_and_after_is_used_meanwhile(always
     with Sandbox() as sandbox:
         trials = Trials(mutations, inputs_of(net.plan, inputs_for(program)), sandbox)
         kinds = [[one for one in mutations if one.action == action] for action in ("elsewhere", "no barrier")]
-        found = [trials.run(one) for kind in kinds for one in kind[: sized(4, len(kind))]]
+        found = [trials.run(one) for kind in kinds for one in kind[: sized(2, len(kind))]]
     assert not misses(found), "\n".join(map(described, misses(found)))
     for action in ("elsewhere", "no barrier"):
         assert any(one.changed and one.mutation.action == action for one in found), action
@@ -152,7 +152,7 @@ def test_more_than_a_block_may_ask_for_is_refused(always: None) -> None:
     assert any(one.rule == "does not fit" and "slices" in one.element for one in certificate.counterexamples)
 
 
-@pytest.mark.parametrize("teams", [2, 3])
+@pytest.mark.parametrize("teams", some([3], [2]))
 def test_each_team_has_its_own(always: None, monkeypatch: pytest.MonkeyPatch, teams: int) -> None:
     monkeypatch.setattr(kernel_plan, "_teams", asked_for(teams))
     program = power(3)
@@ -211,6 +211,6 @@ def test_each_change_that_matters_is_refuted() -> None:
     )
     with Sandbox() as sandbox:
         trials = Trials(mutations, inputs, sandbox)
-        found = [trials.run(mutation) for mutation in mutations.sample(sized(8, 12), seed=7)]
+        found = [trials.run(mutation) for mutation in mutations.sample(sized(4, 12), seed=7)]
     assert not misses(found), "\n".join(map(described, misses(found)))
-    assert sum(trial.changed for trial in found) > sized(2, 4)
+    assert sum(trial.changed for trial in found) > sized(0, 4)

@@ -37,8 +37,8 @@ CELLS = {
     "GRU, reset before the product": recurrent("GRU", 40, 40, steps=6, linear_before_reset=0),
     "RNN": recurrent("RNN", 64, 72, steps=8),
 }
-# Two layers take the compiler longest, and batches.
-FEW = ("LSTM", "GRU, reset behind the product", "RNN")
+# LSTMs take the compiler longest, and batches.
+FEW = ("GRU, reset behind the product", "RNN")
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def power(rows: int = 3, size: int = 96, steps: int = 6) -> TEProgram:
     return b.program(x)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("rows", some([1, 8], [3]))
 def test_whatever_a_loop_multiplies_by(always: None, rows: int) -> None:
     program = power(rows)
     net = compiled(program)
@@ -193,7 +193,7 @@ def test_each_random_change_that_matters_is_refuted(always: None) -> None:
     inputs = inputs_of(net.plan, inputs_for(program))
     with Sandbox() as sandbox:
         trials = Trials(mutations, inputs, sandbox)
-        found = [trials.run(mutation) for mutation in mutations.sample(sized(18, 36), seed=5)]
+        found = [trials.run(mutation) for mutation in mutations.sample(sized(10, 36), seed=5)]
     assert not misses(found), "\n".join(map(described, misses(found)))
     assert any(t.mutation.stage and t.mutation.stage.endswith("_fill") and t.changed for t in found)
 

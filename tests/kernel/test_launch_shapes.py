@@ -37,7 +37,7 @@ from souffle.verify import PROVEN
 from tests.kernel.launch_shapes import ARCH, Reschedule, by_rule, crosswise, rescheduled, staged
 from tests.testlib import Builder, inputs_for, run_on_cpu_device
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 ORDERS = ({"order": "fixed"}, {"order": "shuffled", "seed": 1}, {"order": "shuffled", "seed": 2, "blocks": 3})
 

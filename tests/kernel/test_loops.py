@@ -27,7 +27,7 @@ from tests.testlib import Builder, inputs_for, run_on_cpu_device
 from tests.thorough import sized
 from tests.transform.test_roll import layers, recurrence, repeated, weights
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 
 def two_kept(steps: int) -> TEProgram:

@@ -14,7 +14,7 @@ from souffle.program.evaluate import evaluate
 from tests.kernel.residents import compiled, gated, kept, narrow, residual, weight
 from tests.testlib import Builder, inputs_for, run_on_cpu_device
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 ORDERS = (
     {"order": "fixed"},

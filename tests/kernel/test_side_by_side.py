@@ -29,7 +29,9 @@ from souffle.verify.saved import verify_plan
 from tests.testlib import inputs_for
 from tests.thorough import sized, some
 
-_SEEDS = some((0, 5, 14), (3, 9))
+pytestmark = pytest.mark.sampled(2)
+
+_SEEDS = some((0, 14), (3, 5, 9))
 
 
 @pytest.mark.parametrize("seed", _SEEDS)
@@ -46,10 +48,10 @@ def test_each_change_that_matters_is_refuted() -> None:
     mutations = Mutations(net)
     with Sandbox() as sandbox:
         trials = Trials(mutations, inputs_of(net.plan, inputs_for(program)), sandbox)
-        found = [trials.run(mutation) for mutation in mutations.sample(sized(8, 12), seed=1, kinds=("share",))]
+        found = [trials.run(mutation) for mutation in mutations.sample(sized(5, 12), seed=1, kinds=("share",))]
     assert not misses(found), "\n".join(map(described, misses(found)))
     refuted = [trial for trial in found if trial.verdict == REFUTED]
-    assert len(refuted) >= sized(4, 6) and sum(trial.changed for trial in found) >= sized(2, 4)
+    assert len(refuted) >= sized(3, 6) and sum(trial.changed for trial in found) >= sized(1, 4)
 
 
 def test_a_saved_network_is_proven_again(tmp_path) -> None:
@@ -64,6 +66,8 @@ def test_a_saved_network_is_proven_again(tmp_path) -> None:
         np.testing.assert_array_equal(loaded(inputs)[name], value)
 
 
+# A network of paper size; that what pays is taken, tests/kernel/test_block_parts.py has in small.
+@pytest.mark.thorough
 def test_what_is_predicted_to_pay_is_taken_at_v4() -> None:
     program = souffle.import_onnx(models.build("nmt", size="paper"))
     options = {"arch": "sm_90", "cubin": False, "verify": "memory"}

@@ -44,7 +44,7 @@ from tests.kernel.residents import residual
 from tests.testlib import ORDERS, Builder, inputs_for, run_on_cpu_device
 from tests.thorough import sized, some
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 Force = Callable[[int], None]
 

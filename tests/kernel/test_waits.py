@@ -26,6 +26,8 @@ from tests.kernel.test_loops import from_the_start, two_states_back
 from tests.kernel.test_merge import ARCH, kernel_of, layers, lower, weights
 from tests.testlib import Builder, inputs_for, random_program, run_on_cpu_device
 
+pytestmark = pytest.mark.sampled(2)
+
 ORDERS = ({"order": "fixed"}, *({"order": "shuffled", "seed": s, "blocks": s} for s in (1, 2, 3, 5)))
 
 

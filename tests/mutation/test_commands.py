@@ -43,6 +43,8 @@ def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.Capt
     assert any(line.split()[:2] == ["all", "3"] for line in done.out.splitlines())
 
 
+# Those of all campaigns are in tests/benchmarks/test_campaign.py.
+@pytest.mark.thorough
 def test_all_workers_give_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found, printed = [], []
     for word in ("here", "local:2"):

@@ -22,6 +22,7 @@ from souffle.schedule.stage import flat_stages
 from souffle.verify import PROVEN, certify, printed
 from tests.placement.trials_on_a100 import trials_of
 from tests.testlib import Builder, assert_same_function, run_on_cpu_device
+from tests.thorough import some
 
 
 def forced(model: onnx.ModelProto, level: str = "V3", arch: str = "sm_80"):
@@ -51,7 +52,11 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("name", CELLS)
+# Several layers take the compiler longest.
+FEW = [name for name in CELLS if name not in ("LSTM, two layers", "LSTM both ways", "wide")]
+
+
+@pytest.mark.parametrize("name", some(FEW, (name for name in CELLS if name not in FEW)))
 def test_cells_with_their_gates(name: str) -> None:
     """Gates are in the stage of their cell, and in no memory; right, the same bits in any order, and proven."""
     model = CELLS[name]
@@ -221,6 +226,8 @@ def test_without_a_described_device_nothing_is_taken() -> None:
     assert answers and all(isinstance(answer, Refused) for answer in answers)
 
 
+# A smaller one, by its own choice too, is in tests/test_models_all_levels.py.
+@pytest.mark.thorough
 @pytest.mark.parametrize(("sizes", "steps"), [((128,) * 5, 6)], ids=["four"])
 def test_by_its_own_choice_a_stack_waits_once_a_wavefront(sizes: tuple[int, ...], steps: int) -> None:
     """Right and proven with all that V4 does besides: of the four layers, states would stay between unlike stages."""

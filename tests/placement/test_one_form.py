@@ -19,7 +19,7 @@ from tests.placement.spellings import SPELLINGS, Norm, power, product, weight_fi
 from tests.placement.test_normalization import network, rms_norm
 from tests.testlib import run_on_cpu_device
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 
 def normalized(model: onnx.ModelProto, precision: str, *, copies: bool, count: int = 1, **options: object):

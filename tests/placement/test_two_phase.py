@@ -29,6 +29,8 @@ from tests.placement.trials_on_a100 import trials_of
 from tests.testlib import Builder, assert_same_function, inputs_for, random_program, run_on_cpu_device
 from tests.thorough import some
 
+pytestmark = pytest.mark.sampled(2)
+
 ARGMAX = te.comm_reducer(
     lambda x, y: (
         tirx.Select(tirx.any(x[1] > y[1], tirx.all(x[1] == y[1], x[0] < y[0])), x[0], y[0]),

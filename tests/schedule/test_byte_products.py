@@ -19,6 +19,8 @@ from souffle.schedule.cpu.words import dots_of
 from souffle.schedule.gpu.emit import mma_instructions
 from tests.frontend.support import node_model
 
+pytestmark = pytest.mark.sampled(2)
+
 CUDA = {"target": "cuda", "device": "cpu", "cubin": False}
 PAIRS = list(itertools.product(("uint8", "int8"), repeat=2))
 DOTS = dots_of(host_target(), machine_of(host_target()).vector_bits)

@@ -26,6 +26,7 @@ from souffle.schedule.gpu.tiling.owned_steps import cut_tile
 from souffle.schedule.gpu.tiling.owned_tiling import choose_width, widths
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 from tests.schedule.knob_choices import Choices, built_choices
+from tests.thorough import sized
 
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
 
@@ -175,7 +176,7 @@ CASES = [
 def offered(case: Case) -> list[GpuSchedule | Refused]:
     sketch = CHANNEL_OWNED.sketch(StageForms(case.func), case.request)
     assert not isinstance(sketch, Refused), sketch
-    return [sketch.chosen(), *(sketch.with_values({"width": width}) for width in sketch.knobs[0].values[:2])]
+    return [sketch.chosen(), *(sketch.with_values({"width": width}) for width in sketch.knobs[0].values[: sized(1, 2)])]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import souffle
 from souffle.reference import onnxruntime_outputs
 from souffle.schedule.cpu import build_cpu, host_target, machine_of, takes_followers, use_cores
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 LANES = machine_of(host_target()).lanes("float32")
 _FLAGS = Path("/proc/cpuinfo").read_text() if platform.machine() == "x86_64" and Path("/proc/cpuinfo").is_file() else ""

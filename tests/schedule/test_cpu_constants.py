@@ -32,7 +32,7 @@ from souffle.schedule.cpu.packed_constants import PackedLayout
 from souffle.schedule.cpu.winograd import WinogradLayout
 from souffle.schedule.cpu.words import dots_of
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(4)
 
 TARGET = host_target()
 FLOAT = np.float32

@@ -20,7 +20,7 @@ from souffle.verify import PROVEN
 from tests.schedule.product_networks import compiled, product
 from tests.testlib import run_on_cpu_device
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(6)
 
 CASES = {
     # Pieces of a step and warps along the inner axis: an even number of pieces, or steps in pairs.

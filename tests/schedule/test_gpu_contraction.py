@@ -28,7 +28,7 @@ from souffle.schedule.gpu.tiling import contraction_tiling
 from souffle.schedule.lower import cuda_target
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 from tests.schedule.stage_kernels import PLAIN
-from tests.thorough import sized
+from tests.thorough import THOROUGH, sized
 
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
 H100 = GpuRequest("sm_90")
@@ -213,6 +213,8 @@ def named(tensor: te.Tensor, name: str) -> te.Tensor:
 
 
 CASES = [*matmul_cases(), *neighbour_cases(), *convolution_cases(), *random_cases(sized(8, 20))]
+OTHERWISE = CASES if THOROUGH else CASES[::2]
+"""With other numbers than the rule's own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,10 +326,10 @@ def sampled(func: tirx.PrimFunc, request: GpuRequest) -> GpuSchedule:
 
 @pytest.fixture(scope="module")
 def built_sampled() -> Built:
-    return build(CASES, sampled)
+    return build(OTHERWISE, sampled)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", OTHERWISE, ids=lambda case: case.name)
 def test_result_with_other_numbers(case: Case, built_sampled: Built) -> None:
     compare(case, built_sampled)
 

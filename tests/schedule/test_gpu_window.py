@@ -22,7 +22,7 @@ from souffle.schedule.gpu.rules.window import WINDOW, direct_sketch
 from souffle.schedule.gpu.tiling.direct_tiling import read_plan
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 from tests.schedule.knob_choices import Choices, built_choices
-from tests.thorough import THOROUGH
+from tests.thorough import THOROUGH, sized
 
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
 ODD = GpuRequest("sm_90", threads=96, sm_count=4)
@@ -159,7 +159,7 @@ def shared_input(case: Case) -> Case:
 
 CASES = [shared_input(case) for case in (*window_cases(), *reduction_cases())]
 
-SAMPLES = 7
+SAMPLES = sized(3, 7)
 """Choices of numbers of each stage, beside the rule's own."""
 
 

@@ -30,8 +30,9 @@ from souffle.verify import PROVEN
 from tests.schedule.knob_choices import Choices, built_choices
 from tests.schedule.test_gpu_window import Case, arrays, data, product
 from tests.testlib import Builder, inputs_for, run_on_cpu_device
+from tests.thorough import sized
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 MIDDLE = GpuRequest("sm_90", threads=128, sm_count=4)
 WIDE = GpuRequest("sm_90", threads=64, sm_count=4)
@@ -54,7 +55,7 @@ CASES = [
     of_columns("of_halves", 70, 64, te.sum, "float16"),
 ]
 
-SAMPLES = 12
+SAMPLES = sized(6, 12)
 """Tilings of each case, of different numbers of totals, lanes and warps where there are."""
 
 

@@ -36,7 +36,7 @@ from souffle.stitching.priority import (
 from tests.stitching.graphs import contracted_has_cycle, op, random_graph
 from tests.testlib import Builder, random_program
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 A100 = cost_device("A100-SXM4-40GB")
 H200 = cost_device("H200-SXM5-141GB")

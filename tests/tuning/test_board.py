@@ -35,6 +35,7 @@ from souffle.tuning.board.kernel import BoardKernel
 from souffle.tuning.board.session import BoardDevice
 from souffle.tuning.board.timing import InTurn, in_turn
 from souffle.workers import Job, Outcome, engine_for
+from tests.thorough import some
 
 pytest.importorskip("tornado", reason="TVM's RPC tracker needs it")
 pytest.importorskip("cloudpickle", reason="TVM's RPC server needs it")
@@ -315,7 +316,7 @@ def test_launches_are_those_of_souffles_own_runtime(played: Played) -> None:
     assert len({one[1:] for one in seen}) == 2
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 1), (17, 2, 31)])
+@pytest.mark.parametrize("shape", some([(17, 2, 31)], [(1, 1, 1), (3, 5, 1)]))
 def test_odd_sizes_and_types(played: Played, shape: tuple[int, int, int]) -> None:
     plan, other = compiled(program(*shape, "float16" if shape[0] == 17 else "float32"), "odd", "other")
     played.knows(plan, other)
@@ -407,6 +408,8 @@ def test_two_drivers_on_one_board(played: Played) -> None:
     assert len(sessions) == len(set(sessions)) == 4
 
 
+# It waits for time to pass; a board that hangs stands for one that ends.
+@pytest.mark.thorough
 def test_servers_that_end_in_the_middle(played: Played) -> None:
     """One of two boards ends with a candidate on it, the other takes over; without any, the reason is said."""
     played.board.fault("die", "trial3")

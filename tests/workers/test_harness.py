@@ -75,10 +75,11 @@ def test_limits_are_the_jobs_alone(tmp_path: Path) -> None:
         assert run("allocate", 15, memory_mb=20) == 15 * 10**6, "what this process has does not count"
         # More than this process could have, so that none of it is what others have let go.
         much = limits[1] // 10**6
+        said = "needed more memory than its 100 MB"
         failed = run("allocate", much, memory_mb=100)
-        assert failed.failure.startswith("needed more memory than its 100 MB\nMemoryError") and failed.spent
+        assert failed.failure.startswith(f"{said}\nMemoryError") and failed.spent
         # The lack of memory is seen where a library words it in its own way, and in what a job starts.
-        assert run("allocate_in_a_library", much, memory_mb=100).failure.startswith("needed more memory than its 100 MB")
+        assert run("allocate_in_a_library", much, memory_mb=100).failure.startswith(said)
         assert "MemoryError" in run("allocate_in_a_child", much, memory_mb=100)
         assert run("allocate_in_a_child", 1, memory_mb=100) == ""
         assert resource.getrlimit(resource.RLIMIT_DATA) == before

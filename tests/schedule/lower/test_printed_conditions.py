@@ -17,7 +17,7 @@ from souffle.schedule.stage import Stage
 from souffle.tvm_compat import PrimExpr
 from tests.testlib import Builder
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 ROWS, COLUMNS = 24, 8
 
