@@ -14,6 +14,8 @@ from souffle.program import TE
 from souffle.program.evaluate import evaluate
 from tests.frontend.support import assert_same, compare, node_model, random_inputs
 
+pytestmark = pytest.mark.sampled(2)
+
 F, I64, I32, BOOL = "float32", "int64", "int32", "bool"
 
 

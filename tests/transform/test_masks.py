@@ -17,6 +17,8 @@ from souffle.program.evaluate import evaluate
 from souffle.transform import masks_by_index
 from tests.testlib import run_on_cpu_device
 
+pytestmark = pytest.mark.sampled(2)
+
 ROWS, COLUMNS = np.indices((23, 31))
 LOWEST = float(np.finfo(np.float32).min)
 REGIONS = {

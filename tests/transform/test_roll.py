@@ -16,6 +16,8 @@ from souffle.transform import horizontal, roll, vertical
 from tests.testlib import Builder, assert_same_function
 from tests.transform.test_random_programs import SETTINGS
 
+pytestmark = pytest.mark.sampled(2)
+
 RNG = np.random.default_rng(0)
 
 

@@ -24,6 +24,8 @@ from souffle.verify import PROVEN
 from tests.testlib import Builder, assert_same_function, calls_made, inputs_for, run_on_cpu_device
 from tests.transform.test_ramps import assert_same_values, loops, transformed
 
+pytestmark = pytest.mark.sampled(2)
+
 ORDERS = (
     {"order": "shuffled", "seed": 1, "blocks": 3},
     {"order": "shuffled", "seed": 2, "blocks": 40},
