@@ -55,6 +55,9 @@ def _run_blocks(page: Path, namespace: dict[str, object]) -> None:
 
 @pytest.mark.xdist_group("bert")
 def test_the_blocks_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a user, who has a cache: what a block compiles, another one finds."""
+    monkeypatch.setenv("SOUFFLE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SOUFFLE_CACHE_GB", "1")
     monkeypatch.chdir(tmp_path)
     _run_blocks(ROOT / "README.md", {})
 

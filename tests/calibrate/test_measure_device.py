@@ -277,6 +277,15 @@ def _loops(listing: str) -> dict[str, list[list[str]]]:
     return found
 
 
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
+def test_nvcc_takes_the_kernels(tmp_path: Path) -> None:
+    """Not optimized, for which it takes 20 s."""
+    command = [str(find_nvcc()), "-arch=sm_80", "-G", "-ptx", str(measure_device.SOURCE), "-o", str(tmp_path / "measure.ptx")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and (tmp_path / "measure.ptx").stat().st_size, done.stderr
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_machine_code_holds_the_measured_instructions_in_its_loops(arch: str, tmp_path: Path) -> None:
     disassembler = shutil.which("nvdisasm")
