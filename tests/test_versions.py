@@ -28,6 +28,8 @@ from souffle.runtime.shared_constants import SharedConstants, UniqueArrays
 from tests.runtime.plans import cooperative_plan
 from tests.runtime.played import driver_of, on_device
 
+pytestmark = pytest.mark.sampled(2)
+
 WEIGHT = np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32)
 LOWEST = np.float32(-1e30)
 HOST = {"target": "cpu"}

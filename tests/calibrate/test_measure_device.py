@@ -280,9 +280,10 @@ def _loops(listing: str) -> dict[str, list[list[str]]]:
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
 def test_nvcc_takes_the_kernels(tmp_path: Path) -> None:
     """Not optimized, for which it takes 20 s."""
-    command = [str(find_nvcc()), "-arch=sm_80", "-G", "-ptx", str(measure_device.SOURCE), "-o", str(tmp_path / "measure.ptx")]
+    made = tmp_path / "measure.ptx"
+    command = [find_nvcc(), "-arch=sm_80", "-G", "-ptx", measure_device.SOURCE, "-o", made]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and (tmp_path / "measure.ptx").stat().st_size, done.stderr
+    assert done.returncode == 0 and made.stat().st_size, done.stderr
 
 
 @pytest.mark.thorough

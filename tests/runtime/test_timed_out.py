@@ -21,7 +21,7 @@ from tests.runtime.played import on_device
 from tests.testlib import inputs_for
 from tests.watched import CALL, STEPS, looped, watched
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 _BLOCKS = 4
 _BAD = "g0[0] < 0.0f"
