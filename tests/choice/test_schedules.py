@@ -34,6 +34,8 @@ from souffle.tuning import LogWriter, NewRecord
 from tests.schedule.test_log import origin
 from tests.testlib import Builder, assert_on_every_grid, random_program
 
+pytestmark = pytest.mark.sampled(2)
+
 ARCH = "sm_90"
 TARGET = cuda_target(ARCH)
 HOW = {"target": "cuda", "arch": ARCH, "device": "cpu", "cubin": False}

@@ -28,6 +28,8 @@ from souffle.schedule.stage import Stage
 from tests.testlib import Builder, inputs_for, random_program, run_on_cpu_device
 from tests.thorough import sized
 
+pytestmark = pytest.mark.sampled(2)
+
 ARCH = "sm_90"
 APART = JoinPolicy(across_operators=False)
 

@@ -36,6 +36,8 @@ from tests.kernel.test_grid_barrier import ptx_of
 from tests.testlib import inputs_for
 from tests.watched import CALL, looped, watched
 
+pytestmark = pytest.mark.sampled(2)
+
 needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
 
 

@@ -16,6 +16,8 @@ from souffle.kernel.grid_barrier import GRID_BARRIERS
 from souffle.runtime import Network
 from tests.runtime.plans import cooperative_expected, cooperative_plan, machine_code
 
+pytestmark = pytest.mark.sampled(2)
+
 _BARRIER = GRID_BARRIERS["counter"].text
 _KERNEL = """
 extern "C" __global__ void neighbours(float* out, float* middle, unsigned* state, int rounds, int num_blocks) {

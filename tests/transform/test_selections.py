@@ -12,6 +12,8 @@ from souffle.transform.vertical.selections import merge_selections
 from souffle.tvm_compat import fresh_axis
 from tests.testlib import assert_same_function, calls_made
 
+pytestmark = pytest.mark.sampled(2)
+
 ORIGIN = Origin(("node",), ("Op",), "group")
 
 
