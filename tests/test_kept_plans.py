@@ -166,7 +166,7 @@ def test_whatever_is_another_is_compiled(
         kept._compiler.cache_clear()
 
 
-@pytest.mark.parametrize("cubin", [False, pytest.param(True, marks=needs_nvcc)])
+@pytest.mark.parametrize("cubin", some([False], [pytest.param(True, marks=needs_nvcc)]))
 def test_the_second_compilation_reads_kernels_and_what_proves_them(
     cubin: bool, folder: Path, compiled: list[str], tmp_path: Path
 ) -> None:

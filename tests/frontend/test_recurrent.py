@@ -10,7 +10,7 @@ from souffle.frontend import import_onnx
 from souffle.program import TE
 from tests.frontend.support import compare, model_of
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 STEPS, BATCH, INPUT, HIDDEN = 3, 2, 5, 4
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}

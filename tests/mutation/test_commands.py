@@ -57,6 +57,8 @@ def test_all_workers_give_the_same(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [one["network"].split()[1] for one in found[0]] == ["V0", "V0", "V3", "V3"]
 
 
+# Of all campaigns, tests/benchmarks/test_campaign.py tells it.
+@pytest.mark.thorough
 def test_what_cannot_be_tried_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,7 @@ from souffle.verify import PROVEN, certify, printed
 from tests.placement.test_normalization import network, rms_norm
 from tests.testlib import run_on_cpu_device
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 APART = ("attention", "channels", "reuse")
 

@@ -14,7 +14,7 @@ from souffle.schedule.gpu.tiling import contraction_tiling as tilings
 from souffle.schedule.gpu.tiling.contraction_cost import estimate, sides_of
 from souffle.tvm_compat import primfunc_from_tensors
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(3)
 
 SHAPES = [(1, 64, 64, 64), (1, 37, 130, 65), (3, 7, 1000, 5), (12, 197, 64, 197), (300, 4, 4, 4), (64, 16, 8, 9)]
 

@@ -121,7 +121,7 @@ def drawn_cases(count: int) -> list[Case]:
 
 
 # In three products, which g++ takes longest for, what differs from one: how totals and shares of them are kept.
-_IN_THREE = ("square", "one_query", "running_masked", "running_shared_sums", "chain")
+_IN_THREE = ("square", "one_query", "masked", "running_masked", "running_shared_sums", "chain")
 CASES = [
     case
     for case in (*plain_cases(), *drawn_cases(sized(5, 12)))
@@ -164,6 +164,8 @@ def test_ieee_chains_are_refused() -> None:
     assert "operands and total are float32, float32, float32" in answer.reason
 
 
+# What nvcc says of choices is in tests/schedule/test_gpu_mma.py.
+@pytest.mark.thorough
 @pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
 def test_own_choices_spill_no_more_than_a_word() -> None:
     schedules = {}

@@ -455,6 +455,8 @@ def test_a_board_of_another_architecture(played: Played, tmp_path: Path) -> None
             os.killpg(group, signal.SIGCONT)
 
 
+# It waits for time to pass.
+@pytest.mark.thorough
 def test_trackers_that_are_none(played: Played) -> None:
     found = measure(played.payload(address=f"rpc://127.0.0.1:{played.tracker}/other?wait=1"), {})
     assert found["gone"] and re.match(r"no board is registered as other with .*; its keys are one", found["problem"])
