@@ -86,7 +86,7 @@ def test_masks_that_are_calculated(case: AttentionCase, form: str) -> None:
     np.testing.assert_allclose(found, reference, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("shorter rows are above")
 def test_long_rows_run_along() -> None:
     """They are computed once, a panel of keys after the other."""
     case = AttentionCase(2048, 2048, 64, 2, 2)

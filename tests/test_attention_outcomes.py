@@ -27,7 +27,6 @@ CASES = (
 )
 
 
-# That attention becomes one stage, tests/test_attention.py has for each form.
-@pytest.mark.thorough
+@pytest.mark.thorough("that they are one stage is in tests/test_attention.py")
 def test_outcomes(golden: Callable[[str, str], None]) -> None:
     golden("attention.txt", "".join(f"{outcome(*case)}\n" for case in CASES))

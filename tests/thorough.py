@@ -34,9 +34,9 @@ def sized(few: int, many: int) -> int:
 def chosen(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
     """The items of ``make test``.
 
-    None that is marked ``thorough``, for which others stand. Of those that are marked ``sampled(n)``, each test with
-    one of n of its parameters: which ones, their names say, in no order that parameters have, so that of each some are
-    there; always the first.
+    None that is marked ``thorough(why)``, where ``why`` says what stands for it, or why it takes long. Of those that
+    are marked ``sampled(n)``, each test with one of n of its parameters: which ones, their names say, in no order that
+    parameters have, so that of each some are there; always the first.
     """
     seen: set[tuple[object, str]] = set()
     for item in items:

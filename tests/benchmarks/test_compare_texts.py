@@ -201,8 +201,7 @@ def test_the_first_difference_of_plans_is_named() -> None:
     assert first_difference(plan, {**plan, "more": 1}, "plan")
 
 
-# With the compiler itself, of which others here play the texts.
-@pytest.mark.thorough
+@pytest.mark.thorough("the others here play the compiler")
 def test_one_constant_of_the_compiler(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     copy = tmp_path / "copy"
     for package in ("souffle", "models"):

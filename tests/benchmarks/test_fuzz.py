@@ -189,8 +189,7 @@ def test_memory_that_runs_out_says_nothing_of_a_network(monkeypatch, error):
         expect(case)
 
 
-# Those of all campaigns are in tests/benchmarks/test_campaign.py.
-@pytest.mark.thorough
+@pytest.mark.thorough("of all campaigns, tests/benchmarks/test_campaign.py has it")
 def test_all_workers_give_the_same(tmp_path):
     found = []
     for word in ("here", "local:2"):
@@ -213,8 +212,7 @@ def test_a_run_goes_on_where_its_file_stops(tmp_path, capsys):
     assert "4 networks" in capsys.readouterr().out
 
 
-# Of all campaigns, tests/benchmarks/test_campaign.py tells it.
-@pytest.mark.thorough
+@pytest.mark.thorough("of all campaigns, tests/benchmarks/test_campaign.py has it")
 def test_an_interrupt_ends_a_run_and_keeps_its_file(tmp_path):
     out = tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "benchmarks.fuzz", "--targets", "cpu", "--nodes", "1", "--out", str(out)]

@@ -111,8 +111,7 @@ def test_a_case_that_kills_its_worker_or_hangs_is_noted_and_the_next_one_runs(tm
     }
 
 
-# Those of all campaigns are in tests/benchmarks/test_campaign.py.
-@pytest.mark.thorough
+@pytest.mark.thorough("of all campaigns, tests/benchmarks/test_campaign.py has it")
 def test_all_workers_give_the_same_and_go_on(tmp_path, capsys):
     found = []
     for word in ("here", "local:1", "local:2"):

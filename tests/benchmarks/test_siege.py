@@ -56,8 +56,7 @@ def test_a_siege_goes_on_where_it_stopped(lines: Path, capsys: pytest.CaptureFix
     assert f"{len(SEEDS)} cases" in told and "right and not proven" in told
 
 
-# Those of all campaigns are in tests/benchmarks/test_campaign.py.
-@pytest.mark.thorough
+@pytest.mark.thorough("of all campaigns, tests/benchmarks/test_campaign.py has it")
 def test_all_workers_give_the_same(lines: Path, tmp_path: Path) -> None:
     """Also in other batches, as where it went on."""
     path = tmp_path / "out.jsonl"

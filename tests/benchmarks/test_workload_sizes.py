@@ -31,8 +31,7 @@ def test_some_workloads_alone() -> None:
     assert len(set(notes)) == len(notes)
 
 
-# Of all campaigns, tests/benchmarks/test_campaign.py tells it.
-@pytest.mark.thorough
+@pytest.mark.thorough("of all campaigns, tests/benchmarks/test_campaign.py has it")
 def test_a_campaign_of_them_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.jsonl"
     options = ["--models", "layer-norm", "logistic", "--targets", "V0", "--on", "here", "--out", str(out)]

@@ -286,7 +286,7 @@ def test_nvcc_takes_the_kernels(tmp_path: Path) -> None:
     assert done.returncode == 0 and made.stat().st_size, done.stderr
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("nvcc optimizes them for 20 s")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_machine_code_holds_the_measured_instructions_in_its_loops(arch: str, tmp_path: Path) -> None:
     disassembler = shutil.which("nvdisasm")

@@ -28,8 +28,7 @@ def test_each_way_but_the_first_says_whether_it_is_taken() -> None:
     assert ways_taken({(SPLIT,): 1.0}) == []
 
 
-# BERT in mixed precision at V4 is in tests/test_models_all_levels.py.
-@pytest.mark.thorough
+@pytest.mark.thorough("its results are in tests/test_models_all_levels.py")
 @pytest.mark.xdist_group("bert")
 def test_a_network_of_normalizations_is_staged_both_ways() -> None:
     how = {"target": "cuda", "arch": "sm_90", "device": "cpu", "cubin": False, "verify": "off", "precision": "mixed"}
@@ -39,8 +38,7 @@ def test_a_network_of_normalizations_is_staged_both_ways() -> None:
     assert len(choices) <= 1 and bool(placed) == any(choice.accepted for choice in choices)
 
 
-# What each way does is in tests/placement.
-@pytest.mark.thorough
+@pytest.mark.thorough("each way is in tests/placement")
 def test_partial_steps_are_absorbed_whether_or_not_sums_are_interleaved() -> None:
     """So that neither takes the other from a network that is faster with one of them alone."""
     how = {"target": "cuda", "arch": "sm_90", "device": "cpu", "cubin": False, "verify": "off"}

@@ -66,8 +66,7 @@ def test_a_saved_network_is_proven_again(tmp_path) -> None:
         np.testing.assert_array_equal(loaded(inputs)[name], value)
 
 
-# A network of paper size; that what pays is taken, tests/kernel/test_block_parts.py has in small.
-@pytest.mark.thorough
+@pytest.mark.thorough("tests/kernel/test_block_parts.py has it in small")
 def test_what_is_predicted_to_pay_is_taken_at_v4() -> None:
     program = souffle.import_onnx(models.build("nmt", size="paper"))
     options = {"arch": "sm_90", "cubin": False, "verify": "memory"}

@@ -106,7 +106,7 @@ def test_llvm_code(name: str) -> None:
     assert result.ok, f"{name}: largest error {result.error:.2e} of the output's magnitude"
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the other networks are above")
 def test_the_imported_program_of_amoebanet() -> None:
     outputs = evaluate(souffle.import_onnx(built("amoebanet")), models.random_inputs(built("amoebanet"), 1))
     result = compare(outputs, run("amoebanet", 1), "fp32")

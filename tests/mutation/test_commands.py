@@ -43,8 +43,7 @@ def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.Capt
     assert any(line.split()[:2] == ["all", "3"] for line in done.out.splitlines())
 
 
-# Those of all campaigns are in tests/benchmarks/test_campaign.py.
-@pytest.mark.thorough
+@pytest.mark.thorough("of all campaigns, tests/benchmarks/test_campaign.py has it")
 def test_all_workers_give_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found, printed = [], []
     for word in ("here", "local:2"):
@@ -57,8 +56,7 @@ def test_all_workers_give_the_same(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [one["network"].split()[1] for one in found[0]] == ["V0", "V0", "V3", "V3"]
 
 
-# Of all campaigns, tests/benchmarks/test_campaign.py tells it.
-@pytest.mark.thorough
+@pytest.mark.thorough("of all campaigns, tests/benchmarks/test_campaign.py has it")
 def test_what_cannot_be_tried_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -157,8 +157,7 @@ def test_tensors_that_share_memory(trials: Trials) -> None:
         assert found.verdict == REFUTED and found.changed, described(found)
 
 
-# Trials of all barriers of a kernel; the first ones are above.
-@pytest.mark.thorough
+@pytest.mark.thorough("some barriers are above")
 def test_barriers_around_tiles_that_one_block_takes_together(sandbox: Sandbox) -> None:
     """A barrier outside of the loop over the tiles of a slot does not part them."""
     b = Builder()

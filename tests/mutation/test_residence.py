@@ -80,8 +80,7 @@ def test_what_fills_again_for_nothing_is_not_refuted() -> None:
     assert UNKNOWN in verdicts and network().plan.certificate.verdict == PROVEN
 
 
-# Of what stays in registers, tests/kernel/test_kept_weights.py has some.
-@pytest.mark.thorough
+@pytest.mark.thorough("some are in tests/kernel/test_kept_weights.py")
 def test_each_that_changes_a_result_is_refuted() -> None:
     with Sandbox() as sandbox:
         trials = Trials(mutations(), inputs(), sandbox)

@@ -226,8 +226,7 @@ def test_without_a_described_device_nothing_is_taken() -> None:
     assert answers and all(isinstance(answer, Refused) for answer in answers)
 
 
-# A smaller one, by its own choice too, is in tests/test_models_all_levels.py.
-@pytest.mark.thorough
+@pytest.mark.thorough("a smaller one is in tests/test_models_all_levels.py")
 @pytest.mark.parametrize(("sizes", "steps"), [((128,) * 5, 6)], ids=["four"])
 def test_by_its_own_choice_a_stack_waits_once_a_wavefront(sizes: tuple[int, ...], steps: int) -> None:
     """Right and proven with all that V4 does besides: of the four layers, states would stay between unlike stages."""

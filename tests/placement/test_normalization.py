@@ -114,7 +114,7 @@ def test_on_cuda_cores(width: int, size: int) -> None:
     assert_normalizes(network(17, width, batch=3), size, precision="fp32")
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("fewer rows are above")
 def test_on_cuda_cores_with_more_rows_than_threads() -> None:
     assert_normalizes(network(300, 256), 64, precision="fp32")
 
@@ -127,7 +127,7 @@ def test_rows_that_no_chunk_divides() -> None:
     assert_normalizes(network(20, 383), 32)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("one of three is normalized on CUDA cores above")
 def test_in_a_batch_and_without_a_residual() -> None:
     assert_normalizes(network(24, 64, batch=3, residual=False), 32)
 
@@ -159,7 +159,7 @@ def test_an_output_of_the_network_stays_a_stage_of_its_own() -> None:
     assert certify(kernels).verdict == PROVEN
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("another refusal is above")
 def test_another_reader_than_a_product_refuses() -> None:
     b = GraphBuilder("g", 0)
     h = linear(b, b.input("x", (1, 40, 48)), 48, 64, bias=False)

@@ -85,8 +85,7 @@ def test_a_large_mean() -> None:
         assert_right(normalized(model, "mixed", copies=copies), model, np.nan_to_num(values()), 2e-2)
 
 
-# That each spelling becomes the same form is above.
-@pytest.mark.thorough
+@pytest.mark.thorough("that each spelling becomes one form is above")
 def test_as_fast_as_the_operator() -> None:
     """The price decides, and finds the same stages to be worth the same."""
 

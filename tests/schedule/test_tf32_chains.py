@@ -164,8 +164,7 @@ def test_ieee_chains_are_refused() -> None:
     assert "operands and total are float32, float32, float32" in answer.reason
 
 
-# What nvcc says of choices is in tests/schedule/test_gpu_mma.py.
-@pytest.mark.thorough
+@pytest.mark.thorough("nvcc takes those of tests/schedule/test_gpu_mma.py")
 @pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
 def test_own_choices_spill_no_more_than_a_word() -> None:
     schedules = {}

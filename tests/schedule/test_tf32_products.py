@@ -218,8 +218,7 @@ def test_ieee_products_are_refused() -> None:
     assert "sm_75 has no mma" in older.reason
 
 
-# What nvcc says of choices is in tests/schedule/test_gpu_mma.py.
-@pytest.mark.thorough
+@pytest.mark.thorough("nvcc takes those of tests/schedule/test_gpu_mma.py")
 @pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc")
 def test_own_choices_do_not_spill() -> None:
     schedules = {}

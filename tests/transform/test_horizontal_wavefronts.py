@@ -77,7 +77,7 @@ def test_the_function_is_the_same() -> None:
     assert_same_function(imported(3, 8), merged(3, 8))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("of the importer, tests/frontend/test_models.py has it")
 def test_work_grows_with_the_steps_and_not_faster() -> None:
     def work(steps: int) -> int:
         program = imported(4, steps)

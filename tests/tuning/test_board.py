@@ -408,8 +408,7 @@ def test_two_drivers_on_one_board(played: Played) -> None:
     assert len(sessions) == len(set(sessions)) == 4
 
 
-# It waits for time to pass; a board that hangs stands for one that ends.
-@pytest.mark.thorough
+@pytest.mark.thorough("it waits for time to pass, as for a board that hangs")
 def test_servers_that_end_in_the_middle(played: Played) -> None:
     """One of two boards ends with a candidate on it, the other takes over; without any, the reason is said."""
     played.board.fault("die", "trial3")
@@ -455,8 +454,7 @@ def test_a_board_of_another_architecture(played: Played, tmp_path: Path) -> None
             os.killpg(group, signal.SIGCONT)
 
 
-# It waits for time to pass.
-@pytest.mark.thorough
+@pytest.mark.thorough("it waits for time to pass")
 def test_trackers_that_are_none(played: Played) -> None:
     found = measure(played.payload(address=f"rpc://127.0.0.1:{played.tracker}/other?wait=1"), {})
     assert found["gone"] and re.match(r"no board is registered as other with .*; its keys are one", found["problem"])

@@ -130,8 +130,7 @@ def test_workers_are_killed_and_nothing_is_lost(tasks, tmp_path, undisturbed, mo
     assert records(tmp_path) == undisturbed
 
 
-# One that is stopped and goes on is in tests/tuning/test_search.py.
-@pytest.mark.thorough
+@pytest.mark.thorough("one that is stopped is in tests/tuning/test_search.py")
 def test_a_killed_driver_goes_on_and_ends_as_without(tmp_path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     tuned(whole, TRIALS)

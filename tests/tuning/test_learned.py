@@ -154,7 +154,7 @@ def test_what_is_no_better_than_the_cost_model_is_not_used() -> None:
     assert "more records do not bring them nearer" in same.reason
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("it trains eight times")
 def test_the_curve_says_how_many_records_would_do() -> None:
     """Hard to learn: with few records the cost model's rank is better, and each doubling brings them nearer."""
 
