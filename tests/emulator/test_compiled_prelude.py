@@ -67,6 +67,7 @@ def test_it_is_compiled_once_and_taken(tmp_path: Path, folder: Path, asked: Path
     assert taken(asked) == [str(made)] * 3
 
 
+@pytest.mark.thorough("that one is compiled once and taken is above")
 def test_kinds_of_texts_have_their_own(folder: Path, asked: Path) -> None:
     for checked in (False, True):
         for rest in (None, text(3)):

@@ -154,6 +154,7 @@ def test_each_part_has_a_row_of_workers() -> None:
     np.testing.assert_array_equal(Share(part=Part(None, 256, 0, 3, 0)).tiles_of(7, 3, 2), [[3, 2, 2]])
 
 
+@pytest.mark.thorough("nvcc takes teams in tests/kernel/test_teams.py")
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
 def test_nvcc_takes_it_with_the_registers_of_a_block() -> None:
     net = compile_cuda(product_and_columns(), level="V4", arch="sm_90", precision="mixed", verify="off").plan

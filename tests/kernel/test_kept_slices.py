@@ -81,6 +81,7 @@ def test_cells_keep_their_weights_in_shared_memory(name: str, precision: str) ->
             np.testing.assert_array_equal(found[output], value, err_msg=str(options))
 
 
+@pytest.mark.thorough("changes of slices are below")
 def test_memory_that_other_stages_have_before_and_after_is_used_meanwhile(always: None) -> None:
     program = between()
     net = compile_cuda(program, level="V4", arch="sm_90", cubin=False, verify="values")

@@ -115,6 +115,7 @@ def test_what_stays_in_shared_memory_is_each_team_s_own(force: Force) -> None:
     same_as_without(program, net, 2, arch="sm_86")
 
 
+@pytest.mark.thorough("what stays in shared memory is each team's own below")
 @pytest.mark.parametrize(
     "model",
     some(

@@ -28,7 +28,7 @@ from souffle.schedule.gpu.tiling import contraction_tiling
 from souffle.schedule.lower import cuda_target
 from souffle.tvm_compat import const_int, primfunc_from_tensors
 from tests.schedule.stage_kernels import PLAIN
-from tests.thorough import THOROUGH, sized, some
+from tests.thorough import sized, some
 
 SMALL = GpuRequest("sm_90", threads=64, sm_count=4)
 H100 = GpuRequest("sm_90")
@@ -213,7 +213,7 @@ def named(tensor: te.Tensor, name: str) -> te.Tensor:
 
 
 CASES = [*matmul_cases(), *neighbour_cases(), *convolution_cases(), *random_cases(sized(8, 20))]
-OTHERWISE = CASES if THOROUGH else CASES[::2]
+OTHERWISE = CASES[:: sized(4, 1)]
 """With other numbers than the rule's own."""
 
 

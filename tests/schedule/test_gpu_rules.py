@@ -212,7 +212,7 @@ def random_cases(count: int) -> list[Case]:
 
 DRAWN = random_cases(sized(14, 32))
 CASES = [completed(case) for case in (*elementwise_cases(), *reduction_cases(), *rowwise_cases(), *DRAWN)]
-OTHERWISE = CASES[:: sized(3, 1)]
+OTHERWISE = CASES[:: sized(4, 1)]
 """With other numbers than the rule's own."""
 
 

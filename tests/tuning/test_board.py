@@ -150,6 +150,7 @@ def test_addresses() -> None:
     assert job_seconds(BoardAddress("lab", 1, "K", wait=10.0, seconds=20.0)) > 30.0
 
 
+@pytest.mark.thorough("TVM makes a module by nvcc, to compare with")
 def test_machine_code_has_the_form_of_tvms_own_modules(played: Played) -> None:
     """Byte for byte what TVM writes of a module of its own, but for what code it is."""
     kernel = BoardKernel.of_plan(played.rule)

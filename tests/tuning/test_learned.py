@@ -290,6 +290,7 @@ def measured_log(tmp_path_factory):
     return folder, told
 
 
+@pytest.mark.thorough("what a ranking learns and refuses is above; this lowers 300 candidates")
 def test_a_log_teaches_what_was_measured_on_one_gpu(measured_log, tmp_path) -> None:
     folder, told = measured_log
     log = LogWriter(folder, ARCH, TARGET).read()

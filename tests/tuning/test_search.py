@@ -207,6 +207,7 @@ def test_every_sketch_gives_schedules_that_compute_the_same(tmp_path, tasks) -> 
     assert {("contraction", False), ("reduction", False), (NATIVE_RULE, True)} <= kinds
 
 
+@pytest.mark.thorough("which recipes are near is in tests/schedule/test_near.py")
 def test_a_search_begins_with_what_is_known_of_near_stages(tasks, tmp_path) -> None:
     run(tasks, tmp_path, 6)
     log = TuningLog(tmp_path / ARCH, ARCH)

@@ -69,6 +69,7 @@ def keys(folder: Path) -> set[tuple[str, str]]:
     return {(record.workload, record.recipe.key) for record in log_in(folder).records}
 
 
+@pytest.mark.thorough("what was tried survives below")
 def test_a_search_goes_on_from_a_pruned_log(tasks, whole: Path, pruned: Path) -> None:
     again = run(tasks, pruned, TRIALS)
     assert [task.new_trials for task in again.tasks] == [0, 0] and [task.trials for task in again.tasks] == [TRIALS] * 2
