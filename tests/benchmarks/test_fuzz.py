@@ -29,7 +29,6 @@ CORPUS = sorted((Path(__file__).parent.parent / "corpus").glob("*.json"))
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", ["cpu", "V4"])
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
 def test_what_once_failed_is_right(path, target):

@@ -21,6 +21,7 @@ from souffle.runtime.explain import predicted_seconds
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.stage import LoopStage
 from tests.testlib import Builder, inputs_for
+from tests.thorough import some
 
 HOW = {"target": "cuda", "arch": "sm_90", "cubin": False, "device": "cpu", "verify": "off"}
 SOUFFLE = planner_for("souffle")
@@ -174,10 +175,10 @@ def test_a_network_whose_cuts_are_undone_is_right() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.xdist_group("mmoe")
-def test_a_network_for_a_graph_is_right() -> None:
-    model = models.build("mmoe")
-    launched, graph = (priced("mmoe", graph) for graph in (False, True))
+@pytest.mark.parametrize("name", some(["mmoe"], ["bert"]))
+def test_a_network_for_a_graph_is_right(name: str) -> None:
+    model = models.build(name)
+    launched, graph = (priced(name, graph) for graph in (False, True))
     assert predicted_seconds(graph.plan) < predicted_seconds(launched.plan)
     assert "for a CUDA graph" in graph.explain() and "for a CUDA graph" not in launched.explain()
     inputs = models.random_inputs(model)

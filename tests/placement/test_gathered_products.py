@@ -97,17 +97,19 @@ def test_recurrent_layers_give_what_onnxruntime_gives(kind, layers, steps, batch
 
 
 def test_a_layer_reads_its_weights_for_inputs_once_and_its_steps_are_one_function():
+    more, few = sized(9, 40), sized(6, 10)
     long, short = (
-        souffle.compile(stack_of("LSTM", layers=2, steps=steps, batch=1, hidden=64), target="cpu") for steps in (9, 6)
+        souffle.compile(stack_of("LSTM", layers=2, steps=steps, batch=1, hidden=64), target="cpu")
+        for steps in (more, few)
     )
-    assert [len(each) for each in joined(long)] == [9, 9]
+    assert [len(each) for each in joined(long)] == [more, more]
     assert all(all(re.search(r"_t\d+_MatMul_x", name) for name in each) for each in joined(long))
     readers = [[n for n in launch.tes if "MatMul_x" in n] for launch in long.plan.launches]
     assert sum(map(bool, readers)) == 2
     assert len(long.plan.kernels) == len(short.plan.kernels)
     # Each step is a product and a cell; of what moves pieces nothing is called.
     assert sum(launch.tes[0].endswith("_more") for launch in long.plan.launches) == 0
-    off = souffle.compile(stack_of("LSTM", layers=2, steps=6, batch=1, hidden=64), target="cpu", disable=["gathered"])
+    off = souffle.compile(stack_of("LSTM", layers=2, steps=few, batch=1, hidden=64), target="cpu", disable=["gathered"])
     assert not any(d.stage == "gathered" for d in off.plan.decisions)
 
 

@@ -218,10 +218,10 @@ def test_a_search_begins_with_what_is_known_of_near_stages(tasks, tmp_path) -> N
     for task in larger[:1]:
         near, alone, beginning = nearby(task), Counting(), Counting()
         assert near and near[0].rule in RULES
-        run([task], tmp_path / "alone", 4, alone)
-        run([task], tmp_path / "beginning", 4, beginning, near=nearby)
+        run([task], tmp_path / "alone", 8, alone)
+        run([task], tmp_path / "beginning", 8, beginning, near=nearby)
         assert alone.asked != beginning.asked
-    report = run(larger[:1], tmp_path, 4, near=nearby)
+    report = run(larger, tmp_path, 8, near=nearby)
     assert all(task.best_seconds <= task.own_seconds for task in report.tasks)
 
 
