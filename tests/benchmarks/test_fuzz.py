@@ -39,7 +39,7 @@ def test_what_once_failed_is_right(path, target):
 
 def test_a_range_of_seeds_is_right(tmp_path):
     out = tmp_path / "out.jsonl"
-    main(["--seeds", SEEDS, "--out", str(out)])
+    main(["--seeds", SEEDS, "--out", str(out), "--on", "here"])
     records = [json.loads(line) for line in out.read_text().splitlines()]
     failed = {
         (record["seed"], target): outcome["detail"]

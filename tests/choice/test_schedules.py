@@ -33,6 +33,7 @@ from souffle.staging import stage_program
 from souffle.tuning import LogWriter, NewRecord
 from tests.schedule.test_log import origin
 from tests.testlib import Builder, assert_on_every_grid, random_program
+from tests.thorough import some
 
 pytestmark = pytest.mark.sampled(2)
 
@@ -241,7 +242,7 @@ def test_what_was_measured_stays(tmp_path: Path) -> None:
 def test_random_programs_with_random_records(tmp_path: Path) -> None:
     """They compute what they did, and some of the records are taken in their kernels."""
     taken = 0
-    for seed in (8, 9, 14, 17, 19, 28):
+    for seed in some((8, 14, 28), (9, 17, 19)):
         chance = random.Random(seed)
         program = random_program(lambda items, chance=chance: chance.choice(list(items)), chance.randint(5, 14))
         writer = LogWriter(tmp_path / str(seed), ARCH, TARGET)

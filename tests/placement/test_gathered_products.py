@@ -71,13 +71,13 @@ def joined(network_or_program) -> list[list[str]]:
     ("kind", "layers", "steps", "batch", "hidden", "direction"),
     some(
         [
-            ("LSTM", 2, 2, 3, 7, "forward"),
             ("LSTM", 2, 2, 3, 7, "bidirectional"),
             ("LSTM", 1, 1, 1, 64, "forward"),
             ("GRU", 2, 9, 3, 64, "reverse"),
-            ("RNN", 2, 17, 1, 256, "forward"),
         ],
         [
+            ("LSTM", 2, 2, 3, 7, "forward"),
+            ("RNN", 2, 17, 1, 256, "forward"),
             ("LSTM", 2, 17, 1, 64, "bidirectional"),
             ("LSTM", 2, 2, 3, 7, "reverse"),
             ("GRU", 2, 17, 3, 64, "reverse"),
@@ -97,7 +97,7 @@ def test_recurrent_layers_give_what_onnxruntime_gives(kind, layers, steps, batch
 
 
 def test_a_layer_reads_its_weights_for_inputs_once_and_its_steps_are_one_function():
-    more, few = sized(9, 40), sized(6, 10)
+    more, few = sized(7, 40), sized(5, 10)
     long, short = (
         souffle.compile(stack_of("LSTM", layers=2, steps=steps, batch=1, hidden=64), target="cpu")
         for steps in (more, few)
@@ -154,7 +154,7 @@ class Tied:
         return (self.numbers.standard_normal(shape) * by).astype(FLOAT)
 
 
-@pytest.mark.parametrize("seed", range(sized(6, 16)))
+@pytest.mark.parametrize("seed", range(sized(3, 16)))
 def test_random_networks_with_tied_weights(seed):
     tied = Tied(seed, width=random.Random(seed).choice([100, 128, 192]))
     network = souffle.compile(tied.model, target="cpu")

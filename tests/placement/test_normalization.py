@@ -102,7 +102,7 @@ def assert_normalizes(model: onnx.ModelProto, size: int, count: int = 1, inputs=
 
 @pytest.mark.parametrize(
     ("rows", "width", "size"),
-    some([(40, 96, 32), (64, 112, 64)], [(64, 128, 64), (40, 96, 64), (64, 64, 32)]),
+    some([(40, 96, 32)], [(64, 112, 64), (64, 128, 64), (40, 96, 64), (64, 64, 32)]),
 )
 def test_layer_normalization_between_products(rows: int, width: int, size: int) -> None:
     assert_normalizes(network(rows, width), size)
@@ -110,8 +110,8 @@ def test_layer_normalization_between_products(rows: int, width: int, size: int) 
 
 @pytest.mark.parametrize(("width", "size"), some([(112, 64)], [(96, 32)]))
 def test_on_cuda_cores(width: int, size: int) -> None:
-    assert_normalizes(network(40, width), size, precision="fp32")
-    assert_normalizes(network(17, width, batch=3), size, precision="fp32")
+    for rows, batch in some([(17, 3)], [(40, 1)]):
+        assert_normalizes(network(rows, width, batch=batch), size, precision="fp32")
 
 
 @pytest.mark.thorough("fewer rows are above")
@@ -124,7 +124,7 @@ def test_a_normalization_without_a_mean() -> None:
 
 
 def test_rows_that_no_chunk_divides() -> None:
-    assert_normalizes(network(20, 383), 32)
+    assert_normalizes(network(20, 191), 32)
 
 
 @pytest.mark.thorough("one of three is normalized on CUDA cores above")
@@ -214,7 +214,7 @@ def test_what_pays_is_taken_and_can_be_left_out() -> None:
     assert syncs[()] <= syncs["normalization",] - 4
 
 
-@pytest.mark.parametrize(("precision", "count"), some([("mixed", 6), ("fp32", 3)], [("fp32", 6)]))
+@pytest.mark.parametrize(("precision", "count"), some([("mixed", 6)], [("fp32", 3), ("fp32", 6)]))
 def test_layers_become_a_loop_with_their_moments(precision: str, count: int) -> None:
     """No step of a loop ends between a product and its moments, or between what is for its rows and itself."""
     kernels, seen = forced(layers(count, 40, 64), 32, precision)
