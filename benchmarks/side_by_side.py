@@ -47,9 +47,10 @@ from souffle.codegen.plan import Kernel
 from souffle.cost.device import device_of_arch
 from souffle.cost.kernel import KernelForecast
 from souffle.kernel import kernel_plan, merged_program
-from souffle.kernel.block_parts import Divisions
+from souffle.kernel.block_parts import PART_STEP, Divisions
 from souffle.kernel.calls import CallPlan, EpochOrder
-from souffle.kernel.side_by_side import arrangements, last_epoch, side_by_side
+from souffle.kernel.side_by_side import last_epoch, side_by_side
+from souffle.kernel.ways import arrangements
 from souffle.mutation.mutants import Mutations
 from souffle.mutation.sandbox import Sandbox
 from souffle.mutation.trial import Trials, described, inputs_of
@@ -126,7 +127,8 @@ def _drawn(rng: random.Random, members: Sequence[Stage], teams: int, divisions: 
     longest = rng.sample(range(len(members)), min(3, len(members)))
     parted = list(divisions.of(members, longest)) if rng.random() < 0.5 else []
     if parted:
-        return rng.choice(parted)
+        shares = rng.choice(parted)
+        return rng.choice([shares, *divisions.near(members, shares)])
     found = list(arrangements(tiles, longest, teams))
     shares = list(rng.choice(found))
     if rng.random() < 0.3:
@@ -204,6 +206,7 @@ def one_program(seed: int) -> dict[str, Any]:
     plain = compiled(program, verify="off", disable=(*_APART, "hfuse", "teams"))
     inputs, texts = inputs_of(net.plan, inputs_for(program)), "".join(module.text for module in net.plan.modules)
     runner, expected = CpuRunner(net.plan), CpuRunner(plain.plan).run(inputs)
+    parts = [call.share.part for merged in net.merged for call in merged.shape.stage_calls if call.share.part]
     wrong = 0
     for number, grid in enumerate(_GRIDS):
         found = runner.reordered(seed=number, blocks=grid).run(inputs)
@@ -215,7 +218,9 @@ def one_program(seed: int) -> dict[str, Any]:
         "other_bits": wrong,
         "block_space": "turned" in texts,
         "thread_space": "own_count" in texts,
-        "parts": "part_tid" in texts,
+        "parts": len(parts),
+        "three_parts": any(part.count == 3 for part in parts),
+        "whole_warps": any(part.function.threads % PART_STEP for part in parts),
     }
 
 

@@ -16,6 +16,7 @@ _LAZY = {
     "compile": "souffle.api",
     "learn": "souffle.searching",
     "tune": "souffle.searching",
+    "tune_side_by_side": "souffle.searching",
     "load": "souffle.loading",
     "write_report": "souffle.reporting",
     "import_onnx": "souffle.frontend",
@@ -43,6 +44,7 @@ __all__ = [
     "torch",
     "transform",
     "tune",
+    "tune_side_by_side",
     "write_report",
 ]
 

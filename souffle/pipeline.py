@@ -14,8 +14,10 @@ from souffle.codegen.plan import Plan
 from souffle.codegen.stage_meter import smaller_waves
 from souffle.decision import Decision
 from souffle.errors import OptionError
+from souffle.kernel.kernel_plan import independent_stages
 from souffle.kernel.merged_program import merge_program
 from souffle.kernel.resident import keep_on_chip
+from souffle.kernel.side_by_side import Considered
 from souffle.options import GATHERED, LEVELS, Hook, LateHook, Level, Options, Progress, keep, quiet
 from souffle.partition import planner_for
 from souffle.placement import gathered_products
@@ -28,7 +30,15 @@ from souffle.stitching.fusion import fusion_of
 from souffle.transform import horizontal, mixed_precision, narrow, tensor_float, vertical
 from souffle.verify.certified_step import certified
 
-__all__ = ["LEVELS", "check_names", "compile_cuda", "compile_host", "stages_of", "transform_program"]
+__all__ = [
+    "LEVELS",
+    "check_names",
+    "compile_cuda",
+    "compile_host",
+    "independent_stages_of",
+    "stages_of",
+    "transform_program",
+]
 
 
 def check_names(options: Options) -> None:
@@ -101,6 +111,28 @@ def stages_of(
     """
     request = _staged(program, Options(**fields) if options is None else options, progress, keep).request
     return Stages(request.stages), request.analysis
+
+
+def independent_stages_of(
+    program: TEProgram, options: Options | None = None, *, progress: Progress = quiet, **fields: object
+) -> tuple[Considered, ...]:
+    """The stages of a program's kernels that could be computed side by side, and what is predicted of each way.
+
+    Parameters
+    ----------
+    program : TEProgram
+    options, progress, fields
+        See :func:`compile_cuda`.
+    """
+    options = Options(**fields) if options is None else options
+    staged = _staged(program, options, progress, keep)
+    request, partition = staged.request, staged.partition
+    if "resident" in staged.on_chip:
+        request, partition = keep_on_chip(request, partition, options, staged.dependences)
+    progress("pricing independent stages")
+    constants = request.analysis.program.constants
+    given = request, constants, options.waiting, staged.dependences
+    return tuple(one for subprogram in partition.subprograms for one in independent_stages(subprogram, *given))
 
 
 def transform_program(

@@ -12,8 +12,9 @@ from souffle import learning
 from souffle.cost import cost_device, device_of_arch
 from souffle.errors import OptionError
 from souffle.frontend.model_options import ModelOptions
+from souffle.kernel.side_by_side import Considered
 from souffle.options import INTEGERS, LEVELS, Options
-from souffle.pipeline import stages_of, transform_program
+from souffle.pipeline import independent_stages_of, stages_of, transform_program
 from souffle.request import Dims, Model, checked_options
 from souffle.runtime.detect import gpu_arch
 from souffle.schedule.gpu.device import device_for
@@ -22,12 +23,25 @@ from souffle.schedule.log import open_log
 from souffle.schedule.lower import cuda_target
 from souffle.stitching import graph_of
 from souffle.stitching.priority import FusionRules, LearningReport, learn_fusion
-from souffle.tuning import Limits, LogWriter, TuningReport, bench_for, cost_device_for, recipes_nearby, search, tasks_of
+from souffle.tuning import (
+    ArrangingReport,
+    CandidateBench,
+    Limits,
+    LogWriter,
+    MeasuringBench,
+    TuningReport,
+    arrange,
+    bench_for,
+    cost_device_for,
+    recipes_nearby,
+    search,
+    tasks_of,
+)
 from souffle.tuning.learned import learned_ranking
 from souffle.versions import program_of, programs_of
-from souffle.workers import engine_for
+from souffle.workers import Engine, engine_for
 
-__all__ = ["learn", "tune"]
+__all__ = ["learn", "tune", "tune_side_by_side"]
 
 
 def tune(
@@ -108,26 +122,13 @@ def tune(
     OptionError
         If an option is not valid, or no GPU of this architecture is described.
     """
-    if trials < 1:
-        raise OptionError(f"trials={trials} is not valid; at least 1, the rule's own schedule")
-    options = checked_options(
-        arch,
-        cache_dir,
-        level=level,
-        precision=precision,
-        fusion=fusion,
-        policy=policy,
-        partition=partition,
-        reductions=reductions,
-        disable=disable,
-    )
+    chosen = {"precision": precision, "fusion": fusion, "policy": policy, "partition": partition}
+    chosen |= {"level": level, "reductions": reductions, "disable": disable}
+    setting = _Setting(trials, arch, cache_dir, chosen, device)
+    options, cost_device = setting.options, setting.cost_device
     given = ModelOptions(batch, dims, constants, INTEGERS not in options.disable)
-    present = gpu_arch()
-    options = replace(options, arch=arch or present or options.arch)
-    request = gpu_request(device_for(options.arch))
-    cost_device = cost_device_for(options.arch, device)
     with engine_for(on) as engine:
-        bench = bench_for(measure, cost_device, engine, asked=device is not None, present=present)
+        bench = setting.bench(measure, engine)
         units = []
         for model in models if isinstance(models, (list, tuple)) else (models,):
             progress("importing")
@@ -144,7 +145,7 @@ def tune(
         report = search(
             wanted,
             trials=trials,
-            request=request,
+            request=setting.request,
             cost_device=cost_device,
             bench=bench,
             writer=writer,
@@ -157,6 +158,130 @@ def tune(
             progress=progress,
         )
     return replace(report, ranking=ranking)
+
+
+def tune_side_by_side(
+    models: Model | Sequence[Model],
+    *,
+    trials: int,
+    arch: str | None = None,
+    log: str | os.PathLike = "tuning_logs",
+    level: str = "V4",
+    precision: str = "fp32",
+    fusion: str = "souffle",
+    policy: str | os.PathLike | None = None,
+    partition: str = "souffle",
+    reductions: str = "ordered",
+    disable: Sequence[str] = (),
+    batch: int | None = None,
+    dims: Dims | None = None,
+    constants: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    seconds: float | None = None,
+    on: str = "local",
+    measure: str = "auto",
+    candidate_seconds: float = Limits.seconds,
+    candidate_mb: int = Limits.memory_mb,
+    cache_dir: str | os.PathLike | None = None,
+    progress: Callable[[str], None] = lambda message: None,
+) -> ArrangingReport:
+    """Measure who had best compute the independent stages of models' kernels, and append it to a tuning log.
+
+    Stages that need nothing of each other between the same two barriers of a kernel may be computed in block space, by
+    teams of a block, or by parts of it in steps of 128 threads or of whole warps, at the same time (001, HFuse, Figure
+    6). The ways that the cost model thinks best are measured on a GPU, in a kernel of these stages alone with the
+    blocks of theirs, beside the same stages one after the other; compilation with the log takes the quickest. Without
+    a GPU of this architecture the report has what the cost model predicts, by which compilation chooses without a log.
+
+    Stages have the schedules that the log holds for them, so that those are searched first (:func:`tune`).
+
+    Parameters
+    ----------
+    models : model or sequence of models
+        Each as for :func:`compile`; equal stages of several are measured once.
+    trials : int
+        Ways that are measured of each set of stages, those included that the log holds already.
+    level : str
+        One at which stages are computed side by side: ``"V4"``.
+    arch, log, precision, fusion, policy, partition, reductions, disable, batch, dims, constants
+        As for :func:`tune`.
+    device, seconds, on, measure, candidate_seconds, candidate_mb, cache_dir, progress
+        As for :func:`tune`.
+
+    Returns
+    -------
+    ArrangingReport
+        Also after an interrupt: what was measured is in the log.
+
+    Raises
+    ------
+    OptionError
+        If an option is not valid, or no GPU of this architecture is described.
+    """
+    chosen = {"precision": precision, "fusion": fusion, "policy": policy, "partition": partition}
+    chosen |= {"level": level, "reductions": reductions, "disable": disable}
+    setting = _Setting(trials, arch, cache_dir, chosen, device)
+    options = setting.options
+    if not options.waiting.side_by_side:
+        raise OptionError(f"level={level} has no stages side by side here; give level='V4', and do not disable hfuse")
+    given = ModelOptions(batch, dims, constants, INTEGERS not in options.disable)
+    writer = LogWriter(Path(log), options.arch, cuda_target(options.arch))
+    # The stages and schedules that compilation with this log has.
+    options = replace(options, tuning_log=log)
+    with engine_for(on) as engine:
+        bench = setting.bench(measure, engine)
+        groups: list[Considered] = []
+        for model in models if isinstance(models, (list, tuple)) else (models,):
+            progress("importing")
+            for _, program in programs_of(model, given):
+                groups += independent_stages_of(program, options, progress=progress)
+        return arrange(
+            groups,
+            trials=trials,
+            request=setting.request,
+            cost_device=setting.cost_device,
+            bench=bench if isinstance(bench, MeasuringBench) else None,
+            writer=writer,
+            engine=engine,
+            limits=Limits(candidate_seconds, candidate_mb),
+            seconds=seconds,
+            progress=progress,
+        )
+
+
+class _Setting:
+    """What a search is for.
+
+    Parameters
+    ----------
+    trials : int
+    arch, cache_dir
+        As for :func:`tune`.
+    chosen : dict
+        Options of the compiler, by name.
+    device : str or None
+        The product to predict for.
+    """
+
+    def __init__(
+        self,
+        trials: int,
+        arch: str | None,
+        cache_dir: str | os.PathLike | None,
+        chosen: Mapping[str, Any],
+        device: str | None,
+    ) -> None:
+        if trials < 1:
+            raise OptionError(f"trials={trials} is not valid; at least 1")
+        options = checked_options(arch, cache_dir, **chosen)
+        self.present, self.asked = gpu_arch(), device is not None
+        self.options = replace(options, arch=arch or self.present or options.arch)
+        self.request = gpu_request(device_for(self.options.arch))
+        self.cost_device = cost_device_for(self.options.arch, device)
+
+    def bench(self, measure: str, engine: Engine) -> CandidateBench:
+        """What gives figures."""
+        return bench_for(measure, self.cost_device, engine, asked=self.asked, present=self.present)
 
 
 def learn(

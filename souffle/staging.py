@@ -32,6 +32,7 @@ from souffle.options import LEVELS, SOUFFLE, Hook, Options, Progress, keep
 from souffle.partition import ONE_KERNEL_PER_STAGE, Partition, PartitionRequest, planner_for
 from souffle.placement import place_reductions, reduce_in_tiles
 from souffle.program import Loop, TEProgram
+from souffle.schedule.arrangement import Arrangements
 from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.gpu.scheduler import GpuScheduler
@@ -147,6 +148,8 @@ class _Staging:
         self.planner = planner_for(options.partition) if self.level.merge else ONE_KERNEL_PER_STAGE
         measure = options.cubin and self.planner.measures
         self.meter = StageMeter(options.arch, scheduler.target, measure=measure, cache_dir=options.cache_dir)
+        several = (one for log in logs for one in log.arrangements)
+        self.arrangements = Arrangements(several, self.device.name)
         self.own: dict[str, Stage] = {}
         self.given = frozenset(item.name for item in program.tes if isinstance(item, Loop))
 
@@ -190,7 +193,7 @@ class _Staging:
         stages = hook("lower", Stages(self.meter.measured(lower_stages(stages, self.scheduler.target))))
         predicted = self.predicted(analysis)
         forecast = predicted(stages)
-        request = PartitionRequest(stages, self.device, analysis, forecast)
+        request = PartitionRequest(stages, self.device, analysis, forecast, self.arrangements)
         if level.reuse and forecast is not None:
             prices = self.prices(analysis)
             kernels = choose_kernels(self.planner, request, forecast, prices, self.given)
@@ -222,7 +225,8 @@ class _Staging:
         lowered = dict(zip(flat_stages(every), flat_stages(ready), strict=True))
 
         def predicted(units: Sequence[Unit], *, undo: bool) -> float:
-            request = PartitionRequest(map_stages(units, lowered.__getitem__), self.device, analysis, forecast)
+            stages = map_stages(units, lowered.__getitem__)
+            request = PartitionRequest(stages, self.device, analysis, forecast, self.arrangements)
             if not self.level.reuse:
                 return prices.partition(self.planner.plan(request), request, forecast)
             return choose_kernels(self.planner, request, forecast, prices, self.given, undo=undo).seconds

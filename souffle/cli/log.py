@@ -14,9 +14,11 @@ from textwrap import shorten
 
 from souffle.cli.output import Progress, print_table, write_json
 from souffle.errors import OptionError
+from souffle.schedule.arrangement import Arrangement
 from souffle.schedule.log import TuningLog
 from souffle.tuning.log_work import StageRow, Verdict, logs_in, merge, prune, stage_rows, verdicts
 from souffle.tuning.metaschedule_log import export_log, import_log
+from souffle.wording import counted
 
 __all__ = ["export_logs", "import_logs", "merge_logs", "prune_logs", "show_logs", "verify_logs"]
 
@@ -59,12 +61,25 @@ def show_logs(arguments: argparse.Namespace, progress: Progress) -> int:
         tables.append((log, rows))
     progress.done()
     if arguments.json:
-        write_json([{"arch": log.arch, "stages": [asdict(row) for row in rows]} for log, rows in tables])
+        write_json(
+            [
+                {
+                    "arch": log.arch,
+                    "stages": [asdict(row) for row in rows],
+                    "arrangements": [asdict(one) for one in log.arrangements],
+                }
+                for log, rows in tables
+            ]
+        )
         return 0
     for number, (log, rows) in enumerate(tables):
         title = f"{log.folder}: {_size_words(log)}"
         header = (*_HEADER[:7], *(("now",) if arguments.replay else ()), *_HEADER[7:])
         print_table(header, [_cells(row, arguments.replay) for row in rows], title)
+        beside = [one for one in log.arrangements if any(re.search(arguments.tasks, own.name) for own in one.stages)]
+        if beside:
+            print()
+            print_table(_BESIDE, [_beside(one) for one in beside], f"{log.folder}: stages beside each other")
         if number + 1 < len(tables):
             print()
     return 0
@@ -83,6 +98,26 @@ def _cells(row: StageRow, replay: bool) -> tuple[str, ...]:
     counted = (str(row.records), str(row.tried), str(row.useful))
     now = (row.outcome or "-",) if replay else ()
     return (row.stage, *counted, seconds, gain, figure, *now, row.date or "-", parameters, row.best or "-")
+
+
+_BESIDE = ("stages", "blocks", "who computes them", "µs", "gain", "figure", "date")
+
+
+def _beside(one: Arrangement) -> tuple[str, ...]:
+    """A measured arrangement."""
+    origin = one.origin
+    seconds = f"{one.seconds * 1e6:.2f}" if one.figures else origin.problem
+    gain = f"{origin.own_seconds / one.seconds:.2f}" if one.figures else "-"
+    shares = " | ".join(_share(own.share) for own in one.stages)
+    names = " | ".join(own.name for own in one.stages)
+    return (names, str(one.block), shares, seconds, gain, f"{origin.figure} {origin.device}", origin.date)
+
+
+def _share(form: tuple[int, ...]) -> str:
+    team, teams, shift, threads = form
+    if threads:
+        return f"{threads} threads"
+    return f"teams {team} to {team + teams - 1}" if teams else f"from worker {shift}" if shift else "all workers"
 
 
 def prune_logs(arguments: argparse.Namespace, progress: Progress) -> int:
@@ -111,6 +146,7 @@ def verify_logs(arguments: argparse.Namespace, progress: Progress) -> int:
         found = [verdict for log in logs for verdict in verdicts(log, progress)]
     failed = sum(record.failed for log in logs for record in log.records)
     left = sum(len(one.marks) for log in logs for one in log.tried)
+    beside = sum(len(log.arrangements) for log in logs)
     progress.done()
     problems = [problem for log in logs for problem in log.problems]
     status = 1 if problems or any(verdict.outcome == "unfit" for verdict in found) else 0
@@ -132,6 +168,8 @@ def verify_logs(arguments: argparse.Namespace, progress: Progress) -> int:
         print(f"{failed} more say that a candidate cannot be used, and are not tried.")
     if left:
         print(f"{left} more were tried, and no record of them was kept.")
+    if beside:
+        print(f"{counted(beside, 'arrangement')} of stages: whether they fit is seen where their network is compiled.")
     if problems:
         print(f"{len(problems)} parts are damaged.")
     return status
@@ -196,10 +234,11 @@ def _logs(folder: str, arguments: argparse.Namespace) -> list[TuningLog]:
 
 def _size(log: TuningLog) -> dict[str, int]:
     files = (path for path in log.folder.glob("*.jsonl"))
-    sizes = {"records": len(log.records), "stages": len(log.table.workloads)}
+    sizes = {"records": len(log.records), "stages": len(log.table.workloads), "arrangements": len(log.arrangements)}
     return {**sizes, "bytes": sum(path.stat().st_size for path in files)}
 
 
 def _size_words(log: TuningLog) -> str:
     size = _size(log)
-    return f"{size['records']} records of {size['stages']} stages, {size['bytes'] / 1e3:.1f} kB"
+    arrangements = f"{counted(size['arrangements'], 'arrangement')}, " if size["arrangements"] else ""
+    return f"{size['records']} records of {size['stages']} stages, {arrangements}{size['bytes'] / 1e3:.1f} kB"

@@ -1,4 +1,4 @@
-"""``souffle tune``: search schedules and write a tuning log."""
+"""``souffle tune``: search schedules, or who computes independent stages, and write a tuning log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from souffle.options import LEVELS
 from souffle.wording import counted
 
 if TYPE_CHECKING:
-    from souffle.tuning import TaskReport, TuningReport
+    from souffle.tuning import ArrangingReport, TaskReport, TuningReport
 
 __all__ = ["add_arguments", "tune"]
 
@@ -29,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="N",
         help="candidates of each task, with those that the log holds already",
+    )
+    parser.add_argument(
+        "--side-by-side",
+        action="store_true",
+        help="search who computes independent stages at the same time, not schedules: N ways of each set of stages",
     )
     parser.add_argument("--level", choices=tuple(LEVELS), default="V4")
     parser.add_argument("--log", default="tuning_logs", metavar="DIR", help="folder of the logs (default: tuning_logs)")
@@ -59,29 +64,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def tune(arguments: argparse.Namespace, progress: Progress) -> int:
     """Run the command."""
-    report = souffle.tune(
+    search = souffle.tune_side_by_side if arguments.side_by_side else souffle.tune
+    schedules = {} if arguments.side_by_side else {"tasks": arguments.tasks, "seed": arguments.seed}
+    report = search(
         arguments.models,
         trials=arguments.trials,
         log=arguments.log,
         level=arguments.level,
         **model_options(arguments),
         device=arguments.device,
-        tasks=arguments.tasks,
-        seed=arguments.seed,
         seconds=arguments.time,
         on=arguments.on,
         measure=arguments.measure,
         candidate_seconds=arguments.candidate_seconds,
         candidate_mb=arguments.candidate_mb,
         progress=progress,
+        **schedules,
         **compiler_options(arguments),
     )
     progress.done()
     if arguments.json:
         write_json(asdict(report) | {"source": report.source})
     else:
-        print(_table(report))
+        print(_groups(report) if arguments.side_by_side else _table(report))
     return INTERRUPTED if report.interrupted else 0
+
+
+def _groups(report: ArrangingReport) -> str:
+    """A row for each way, those of one set of stages together."""
+    header = ("stages", "runs", "who computes them", "predicted µs", "measured µs", "one after the other µs", "gain")
+    rows: list[tuple] = []
+    for group in report.groups:
+        rows.append((" | ".join(group.stages), group.runs, "one after the other", _us(group.apart_seconds), "", "", ""))
+        for way in group.ways:
+            gain = "-" if way.gain is None else f"{way.gain:.2f}"
+            figures = _us(way.predicted_seconds), way.problem or _us(way.seconds), _us(way.apart_seconds), gain
+            rows.append(("", "", " | ".join(way.shares), *figures))
+    if not rows:
+        return "No kernel of these models has stages that could be computed side by side."
+    shown = len(header) if report.figure == "measured" else _UNMEASURED
+    lines = [format_table(header[:shown], [row[:shown] for row in rows]), ""]
+    if report.figure == "measured":
+        lines.append(f"Times are {report.source}, with their launch: means of a cold and a warm second-level cache.")
+        lines.append(f"{report.new_trials} new trials in {report.seconds:.0f} s on {report.engine}; in {report.log}")
+    else:
+        lines.append(f"Times are {report.source}, by which compilation chooses; nothing was measured or written.")
+    unlike = sum(not group.alike for group in report.groups)
+    if unlike:
+        lines.append(f"{unlike} are not measured: alone they would have blocks of fewer threads than in their kernel.")
+    if report.interrupted:
+        lines.append("Interrupted; the same command goes on from here.")
+    return "\n".join(lines)
+
+
+_UNMEASURED = 4
+"""Columns where nothing was measured."""
+
+
+def _us(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e6:.2f}"
 
 
 def _table(report: TuningReport) -> str:
@@ -109,9 +150,6 @@ def _table(report: TuningReport) -> str:
 
 
 def _row(task: TaskReport) -> tuple:
-    def microseconds(seconds: float | None) -> str:
-        return "-" if seconds is None else f"{seconds * 1e6:.2f}"
-
     gain = "-" if task.gain is None else f"{task.gain:.2f}"
-    times = microseconds(task.own_seconds), microseconds(task.best_seconds)
+    times = _us(task.own_seconds), _us(task.best_seconds)
     return (task.name, task.weight, *times, gain, task.trials, task.new_trials, task.best)

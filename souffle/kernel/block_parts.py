@@ -1,8 +1,11 @@
-"""Two stages in parts of a block of different sizes: which divisions there are, and how a kernel's text has them.
+"""Stages in parts of a block of different sizes: which divisions there are, and how a kernel's text has them.
 
 ::
 
     [.., A, S, B, ..]   →   [.., block barrier, A by threads 0 to 383, B by threads 384 to 511, block barrier, S, ..]
+
+Two stages or three have a block's threads, in steps of 128 as in 001 (Figure 6), and in whole warps near what is best
+of these.
 
 Legal for what :mod:`souffle.kernel.side_by_side` puts side by side, for it needs nothing of the stages of its epoch: so
 it may also stand earlier among them. No thread of the block is in a stage of all workers while a part is in its own.
@@ -28,17 +31,27 @@ from souffle.schedule.lower.shares import ALL_WORKERS, Share
 from souffle.schedule.resources import aligned
 from souffle.schedule.stage import Stage
 
-__all__ = ["PART_STEP", "Divisions", "parts_together", "scheduled_for"]
+__all__ = ["PART_STEP", "WARP", "Divisions", "parts_together", "scheduled_for"]
 
 PART_STEP = 128
-"""Threads in whose steps a block is divided (001, Figure 6, which says why: what is between breaks memory accesses)."""
+"""Threads in whose steps a block is divided (001, Figure 6, which says why: what is between breaks memory accesses of
+kernels that were written for a power of two; a stage is scheduled for whatever number its part has)."""
+
+WARP = 32
+"""Threads of a warp: the least that a part can have, for its barriers count whole warps."""
 
 _SIZES = (128, 256, 384, 512)
-"""Threads of a part for which stages are scheduled."""
+"""Threads of a part that are tried first. A block of more has not the registers that stages are scheduled with."""
+
+_SHIFTED = (1, 2, 3)
+"""Warps that one part gives to another, then."""
+
+_MOST_PARTS = 3
+"""Stages that divide a block."""
 
 
 class Divisions:
-    """Divisions of a kernel's blocks between two stages.
+    """Divisions of a kernel's blocks between stages.
 
     Parameters
     ----------
@@ -58,23 +71,57 @@ class Divisions:
         self.stays = windows or any(call.kept and call.kept.shared_bytes for call in shape.stage_calls)
 
     def of(self, stages: Sequence[Stage], longest: Sequence[int]) -> Iterator[tuple[Share, ...]]:
-        """Of each two of some stages, by number, where the others are computed by all workers."""
-        if self.stays or part_number(self.teams, 1) > MOST_NUMBER or self.threads % PART_STEP:
-            return
-        for pair in combinations(sorted(longest), 2):
-            for sizes in product(_SIZES, _SIZES):
-                parts = self._parts([stages[number] for number in pair], sizes)
-                if parts:
-                    shares = [ALL_WORKERS] * len(stages)
-                    for number, part in zip(pair, parts, strict=True):
-                        shares[number] = Share(part=part)
-                    yield tuple(shares)
+        """Of each two and each three of some stages in steps of 128 threads; all workers compute the others.
 
-    def _parts(self, stages: Sequence[Stage], sizes: tuple[int, ...]) -> list[Part]:
+        Parameters
+        ----------
+        stages : sequence of Stage
+        longest : sequence of int
+            Those that may have a part, by number.
+        """
+        if self.threads % PART_STEP:
+            return
+        for count in range(2, min(_MOST_PARTS, len(longest)) + 1):
+            for chosen in combinations(sorted(longest), count):
+                for sizes in product(_SIZES, repeat=count):
+                    yield from self.made(stages, chosen, sizes)
+
+    def near(self, stages: Sequence[Stage], shares: Sequence[Share]) -> Iterator[tuple[Share, ...]]:
+        """The divisions of the same stages in which one part has some warps of another, or some that nobody has."""
+        chosen = [number for number, share in enumerate(shares) if share.part is not None]
+        sizes = [shares[number].part.function.threads for number in chosen]
+        for taker, giver in product(range(len(sizes)), range(len(sizes) + 1)):
+            if taker == giver:
+                continue
+            for warps in _SHIFTED:
+                moved = [*sizes, self.threads - sum(sizes)]
+                moved[taker], moved[giver] = moved[taker] + warps * WARP, moved[giver] - warps * WARP
+                if min(moved[:-1]) >= WARP and max(moved[:-1]) <= _SIZES[-1]:
+                    yield from self.made(stages, chosen, moved[:-1])
+
+    def made(
+        self, stages: Sequence[Stage], chosen: Sequence[int], sizes: Sequence[int]
+    ) -> Iterator[tuple[Share, ...]]:
+        """The division with parts of some sizes for chosen stages; nothing where there are no such parts.
+
+        Parameters
+        ----------
+        stages : sequence of Stage
+        chosen, sizes : sequence of int
+            Which of them have parts, and of how many threads.
+        """
+        parts = self._parts([stages[number] for number in chosen], sizes)
+        if parts:
+            shares = [ALL_WORKERS] * len(stages)
+            for number, part in zip(chosen, parts, strict=True):
+                shares[number] = Share(part=part)
+            yield tuple(shares)
+
+    def _parts(self, stages: Sequence[Stage], sizes: Sequence[int]) -> list[Part]:
         """A part for each stage; none where the block has not the room, or a stage no such schedule."""
         first = start = 0
         parts: list[Part] = []
-        if sum(sizes) > self.threads:
+        if self.stays or sum(sizes) > self.threads or part_number(self.teams, len(sizes) - 1) > MOST_NUMBER:
             return []
         for order, (stage, threads) in enumerate(zip(stages, sizes, strict=True)):
             function = scheduled_for(stage, threads, self.arch)
@@ -82,7 +129,7 @@ class Divisions:
                 return []
             number = part_number(self.teams, order)
             own = part_function(stage.functions[0], function, number, start)
-            parts.append(Part(own, self.team_threads, first, number, start))
+            parts.append(Part(own, self.team_threads, first, number, start, len(sizes)))
             first, start = first + threads, start + aligned(function.shared_bytes)
         return parts if start <= self.shared_bytes else []
 
@@ -117,19 +164,21 @@ def scheduled_for(stage: Stage, threads: int, arch: str) -> DeviceFunction | Non
 
 
 def parts_together(calls: Sequence[StageCall | LoopCall]) -> tuple[StageCall | LoopCall, ...]:
-    """The calls with both parts of each division together, where the first of them stands, and barriers around them.
+    """The calls with the parts of each division together, where the first of them stands, and barriers around them.
 
-    An epoch has one division at most, so that a part that is no division's second is the first of the next.
+    An epoch has one division at most, so that a part behind the last of a division is the first of the next.
     """
     found: list[StageCall | LoopCall] = []
-    first = -1
+    # Where the next part of a division that has begun will stand, and how many of it there are yet to come.
+    place = left = 0
     for call in calls:
         part = call.share.part if isinstance(call, StageCall) else None
         if part is None:
             found.append(call)
             continue
-        opens = first < 0
-        made = replace(call, share=replace(call.share, part=replace(part, opens=opens, closes=not opens)))
-        found.insert(len(found) if opens else first + 1, made)
-        first = len(found) - 1 if opens else -1
+        opens = not left
+        place, left = (len(found), part.count - 1) if opens else (place, left - 1)
+        made = replace(call, share=replace(call.share, part=replace(part, opens=opens, closes=not left)))
+        found.insert(place, made)
+        place += 1
     return tuple(found)

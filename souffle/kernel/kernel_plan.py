@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +10,7 @@ from souffle.cost.kernel import KernelTimes
 from souffle.decision import Decision
 from souffle.kernel.calls import CallPlan, plan_calls
 from souffle.kernel.dependences import TileDependences
-from souffle.kernel.side_by_side import side_by_side
+from souffle.kernel.side_by_side import Considered, considered, side_by_side
 from souffle.kernel.waits import Expected
 from souffle.options import Waiting
 from souffle.partition import PartitionRequest, Subprogram
@@ -18,7 +18,7 @@ from souffle.program import Tensor
 from souffle.schedule.lower.teams import team_counts
 from souffle.schedule.stage import Stage, Unit, flat_stages
 
-__all__ = ["expected_in", "plan_kernel"]
+__all__ = ["expected_in", "independent_stages", "plan_kernel"]
 
 
 def plan_kernel(
@@ -49,18 +49,53 @@ def plan_kernel(
         Whether blocks may be divided in parts: not before it is known what stays in their shared memory, where parts
         have theirs. So a price is never for what is not made then.
     """
+    planned = partial(_planned, subprogram, request, constants, dependences, prefetch)
+    plain, teams, decided = _in_order(subprogram, request, waiting, planned)
+    if waiting.side_by_side and not plain.shape.ticks:
+        beside = {"parts": parts, "arrangements": request.arrangements}
+        plain = side_by_side(plain, request.forecast, teams, partial(planned, "barriers"), **beside)
+    shape = plain.shape if teams == 1 else plain.shape.in_teams(teams)
+    return replace(plain, shape=shape, decisions=(*decided, *plain.decisions))
 
-    def planned(flags: str, **groups: object) -> CallPlan:
-        return plan_calls(
-            subprogram.stages,
-            constants,
-            prefetch=prefetch,
-            blocks_per_sm=subprogram.blocks_per_sm,
-            expected=expected_in(request, subprogram.stages, flags),
-            dependences=dependences,
-            **groups,
-        )
 
+def independent_stages(
+    subprogram: Subprogram,
+    request: PartitionRequest,
+    constants: Mapping[Tensor, object],
+    waiting: Waiting,
+    dependences: TileDependences | None = None,
+) -> Iterator[Considered]:
+    """The stages of a subprogram's kernel that could be computed side by side; parameters as for `plan_kernel`."""
+    planned = partial(_planned, subprogram, request, constants, dependences, False)
+    plain, teams, _ = _in_order(subprogram, request, waiting, planned)
+    if waiting.side_by_side and not plain.shape.ticks:
+        yield from considered(plain, request.forecast, teams)
+
+
+def _planned(
+    subprogram: Subprogram,
+    request: PartitionRequest,
+    constants: Mapping[Tensor, object],
+    dependences: TileDependences | None,
+    prefetch: bool,
+    flags: str,
+    **groups: object,
+) -> CallPlan:
+    return plan_calls(
+        subprogram.stages,
+        constants,
+        prefetch=prefetch,
+        blocks_per_sm=subprogram.blocks_per_sm,
+        expected=expected_in(request, subprogram.stages, flags),
+        dependences=dependences,
+        **groups,
+    )
+
+
+def _in_order(
+    subprogram: Subprogram, request: PartitionRequest, waiting: Waiting, planned: Callable[..., CallPlan]
+) -> tuple[CallPlan, int, tuple[Decision, ...]]:
+    """The calls with all stages one after the other, and of how many teams blocks are."""
     plain, teams = planned(waiting.flags), 1
     decided: tuple[Decision, ...] = ()
     # Flags are of blocks, and only barriers cost less with teams.
@@ -70,10 +105,7 @@ def plan_kernel(
         if reason:
             decided = (Decision("teams", f"several in each block for {subprogram.name}", teams > 1, reason),)
         plain = plain if teams == 1 else barriers
-    if waiting.side_by_side and not plain.shape.ticks:
-        plain = side_by_side(plain, request.forecast, teams, partial(planned, "barriers"), parts=parts)
-    shape = plain.shape if teams == 1 else plain.shape.in_teams(teams)
-    return replace(plain, shape=shape, decisions=(*decided, *plain.decisions))
+    return plain, teams, decided
 
 
 def _teams(plain: CallPlan, barriers: CallPlan, request: PartitionRequest) -> tuple[int, str]:

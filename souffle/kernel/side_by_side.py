@@ -11,36 +11,67 @@ or that they depend on, is beyond a barrier of the whole grid, so that it is the
 its readers, to meet a stage there that leaves idle what it needs.
 
 Which stages, where, and how is decided by predicted time: in block space, so that the last turn of one is filled by the
-next; or in thread space, with each split of a block's teams, or with parts of a block in steps of 128 threads
-(:mod:`souffle.kernel.block_parts`), so that one computes while the other waits. All shares are
-of workers that the kernel has in any case: threads, registers and shared memory of its blocks stay what they are.
+next; or in thread space, with each split of a block's teams, or with parts of a block in steps of 128 threads and near
+the best of them in whole warps (:mod:`souffle.kernel.block_parts`), so that one computes while the other waits. All
+shares are of workers that the kernel has in any case: threads, registers and shared memory of its blocks stay what
+they are.
+
+What was measured of stages in such blocks stands in tuning logs (:mod:`souffle.schedule.arrangement`), and counts in
+the place of what is predicted of them; :func:`considered` says of which it could be measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import accumulate, combinations
+from dataclasses import dataclass, replace
 
-from souffle.cost.kernel import KernelForecast, KernelTimes
+from souffle.cost.kernel import KernelForecast
 from souffle.decision import Decision
-from souffle.kernel.block_parts import Divisions
 from souffle.kernel.calls import CallPlan, EpochOrder
+from souffle.kernel.ways import Way, WayPrices
+from souffle.schedule.arrangement import Arrangements, BlockForm
 from souffle.schedule.group import Group
 from souffle.schedule.lower.shares import ALL_WORKERS, Share
-from souffle.schedule.resources import StageResources
-from souffle.schedule.stage import Stage, Unit, flat_stages
+from souffle.schedule.stage import Stage, Unit
 
-__all__ = ["arrangements", "last_epoch", "side_by_side"]
+__all__ = ["Considered", "considered", "last_epoch", "side_by_side"]
 
-_LONGEST = 4
-"""Of an epoch's stages so many are tried in thread space, and of a kernel's so many in other epochs: the longest."""
-
-_MOST_IN_THREADS = 3
-"""Stages that share a block's teams."""
+_MOST_WAITING = 4
+"""Of a kernel's stages so many are tried in other epochs: the longest."""
 
 _NAMED = 6
 """Stages of a group that a decision names."""
+
+
+@dataclass(frozen=True, eq=False)
+class Considered:
+    """Independent stages that a kernel could compute side by side.
+
+    Attributes
+    ----------
+    stages : tuple of Stage
+        In the order of the kernel's text.
+    runs : int
+        How often a launch computes them.
+    block : BlockForm
+        Of the kernel.
+    bound : int
+        Blocks that a multiprocessor must hold at once, which bounds the registers of a thread.
+    apart : float
+        Seconds that they are predicted to take one after the other.
+    ways : tuple of Way
+        As predicted, the best first.
+    grids : tuple of int
+        With how many blocks a launch would be, for each way.
+    """
+
+    stages: tuple[Stage, ...]
+    runs: int
+    block: BlockForm
+    bound: int
+    apart: float
+    ways: tuple[Way, ...]
+    grids: tuple[int, ...]
 
 
 def side_by_side(
@@ -50,8 +81,9 @@ def side_by_side(
     planned: Callable[..., CallPlan],
     *,
     parts: bool = False,
+    arrangements: Arrangements | None = None,
 ) -> CallPlan:
-    """The plan with independent stages side by side, where a launch is predicted to take less so.
+    """The plan with independent stages side by side, where a launch is thought to take less so.
 
     Parameters
     ----------
@@ -65,125 +97,103 @@ def side_by_side(
         Gives the plan of the same stages with `groups` and `delayed`.
     parts : bool
         Whether a block may be divided in parts, too.
+    arrangements : Arrangements, optional
+        What stages were measured to take beside each other.
     """
     if forecast is None or not any(len(order.free) > 1 for order in plan.orders):
         return plan
-    pricing = _Pricing(plan, forecast, teams, parts)
+    pricing = WayPrices(plan, forecast, teams, parts, arrangements)
     delayed: dict[Stage, int] = {}
-    groups: list[Group] = []
+    groups: dict[Group, Way] = {}
     for order in plan.orders:
         epochs = _epochs(order, pricing)
         delayed |= {s: e for s, e, first in zip(order.units, epochs, order.epochs, strict=True) if e != first}
-        for epoch in range(max(epochs) + 1):
-            members = tuple(u for u, e in zip(order.units, epochs, strict=True) if e == epoch and u in order.free)
-            gain, shares = pricing.best(members)
+        for members in _members(order, epochs):
+            way = pricing.refined(members)
             # The model does not resolve less.
-            if gain > forecast.look_seconds:
-                groups.append(Group(tuple(zip(members, shares, strict=True)), order.runs))
+            if way.gain > forecast.look_seconds:
+                groups[Group(tuple(zip(members, way.shares, strict=True)), order.runs)] = way
     if not groups:
-        return replace(plan, decisions=(*plan.decisions, *pricing.refusals()))
-    made = planned(groups=groups, delayed=delayed)
+        return replace(plan, decisions=(*plan.decisions, *_refusals(plan, pricing)))
+    made = planned(groups=[*groups], delayed=delayed)
     free = {stage for order in made.orders for stage in order.free}
     if not free.issuperset(stage for group in groups for stage, _ in group.members):
         return plan
-    before, after = pricing.times, pricing.of(made)
-    taken = after.seconds < before.seconds
-    kernel = f"{_us(after.seconds)} µs for the kernel, {_us(before.seconds)} µs with all one after the other"
+    before, after = pricing.times.seconds, pricing.of(made).seconds
+    # Where a gain was measured, it counts in the place of what the kernel's time has of it.
+    after -= sum(group.runs * (way.gain - pricing.gain(*_apart(group))) for group, way in groups.items())
+    taken = after < before
+    kernel = f"; {_us(after)} µs for the kernel, {_us(before)} µs with all one after the other"
+    kernel = "" if any(way.measured for way in groups.values()) else kernel
     decisions = [
-        Decision("hfuse", _names(group.members), taken, f"{pricing.compared(group)}; {kernel}") for group in groups
+        Decision("hfuse", _names(group.members), taken, f"{_compared(group, way, pricing)}{kernel}")
+        for group, way in groups.items()
     ]
     return replace(made if taken else plan, decisions=(*plan.decisions, *decisions))
 
 
-def arrangements(tiles: Sequence[int], longest: Sequence[int], teams: int) -> Iterator[tuple[Share, ...]]:
-    """The ways to compute independent stages side by side.
+def considered(plan: CallPlan, forecast: KernelForecast | None, teams: int) -> Iterator[Considered]:
+    """The stages of a kernel that could be side by side, with each way to do it.
 
     Parameters
     ----------
-    tiles : sequence of int
-        Of each stage.
-    longest : sequence of int
-        The stages that may be in thread space, by number; all others are then computed by all workers.
-    teams : int
-        Of each block.
+    plan, forecast, teams
+        As for :func:`side_by_side`.
     """
-    starts = accumulate(tiles, initial=0)
-    yield tuple(Share(shift=start) for start, _ in zip(starts, tiles, strict=False))
-    for count in range(2, min(teams, _MOST_IN_THREADS, len(longest)) + 1):
-        for chosen in combinations(sorted(longest), count):
-            for cuts in combinations(range(1, teams), count - 1):
-                shares = [ALL_WORKERS] * len(tiles)
-                for stage, first, end in zip(chosen, (0, *cuts), (*cuts, teams), strict=True):
-                    shares[stage] = Share(first, end - first)
-                yield tuple(shares)
+    if forecast is None or not any(len(order.free) > 1 for order in plan.orders):
+        return
+    pricing = WayPrices(plan, forecast, teams, True, None)
+    for order in plan.orders:
+        for members in _members(order, _epochs(order, pricing)):
+            if len(members) < 2 or not pricing.times.blocks:
+                continue
+            ways = pricing.predicted(members)
+            parted = max((way for way in ways if way.parted), key=lambda way: way.gain, default=None)
+            near = pricing.divisions.near(members, parted.shares) if parted and pricing.divisions else ()
+            ways += [Way(shares, pricing.gain(members, shares)) for shares in near]
+            ways.sort(key=lambda way: -way.gain)
+            grids = tuple(pricing.grid(members, way.shares) for way in ways)
+            bound = plan.shape.blocks_per_sm
+            apart = sum(map(pricing.seconds, members))
+            yield Considered(members, order.runs, pricing.form, bound, apart, tuple(ways), grids)
 
 
-class _Pricing:
-    """What stages of one kernel take side by side; each set of them once."""
-
-    def __init__(self, plan: CallPlan, forecast: KernelForecast, teams: int, parts: bool) -> None:
-        self.plan, self.forecast, self.teams = plan, forecast, teams
-        self.block: StageResources = forecast.together(flat_stages(plan.stages))
-        self.times = self.of(plan)
-        self.divisions = Divisions(plan.shape, teams, forecast.device.limits.arch) if parts else None
-        self._known: dict[tuple[Stage, ...], tuple[float, tuple[Share, ...]]] = {}
-
-    def of(self, plan: CallPlan) -> KernelTimes:
-        """The times of a launch."""
-        shape, options = plan.shape, {"teams": self.teams, "groups": plan.groups}
-        waits = shape.grid_syncs, shape.flag_waits
-        return self.forecast.times(plan.stages, self.block, shape.tiles, *waits, fewer=True, **options)
-
-    def seconds(self, stage: Stage) -> float:
-        """Of a stage by itself."""
-        launch = {"grid": self.times.grid, "teams": self.teams}
-        return self.forecast.seconds(stage, self.block, self.times.blocks, **launch)
-
-    def best(self, stages: tuple[Stage, ...]) -> tuple[float, tuple[Share, ...]]:
-        """The seconds that the best way to compute stages side by side gains, and who computes which then."""
-        shares = (ALL_WORKERS,) * len(stages)
-        if len(stages) < 2 or not self.times.blocks:
-            return 0.0, shares
-        if stages not in self._known:
-            tiles = [stage.schedule.tiles for stage in stages]
-            longest = sorted(range(len(stages)), key=lambda n: -self.seconds(stages[n]))[:_LONGEST]
-            parted = self.divisions.of(stages, longest) if self.divisions else ()
-            ways = (arrangements(tiles, longest, self.teams), parted)
-            found = [[(self.gain(stages, own), own) for own in several] for several in ways]
-            best, *other = (max(several, key=lambda one: one[0]) for several in found if several)
-            # Parts have code of their own, and the model does not resolve less.
-            best = next((one for one in other if one[0] > best[0] + self.forecast.look_seconds), best)
-            self._known[stages] = best if best[0] > 0.0 else (0.0, shares)
-        return self._known[stages]
-
-    def gain(self, stages: Sequence[Stage], shares: Sequence[Share]) -> float:
-        """The seconds that a way to compute stages side by side gains."""
-        tiles = max(stage.schedule.tiles + share.shift for stage, share in zip(stages, shares, strict=True))
-        most = self.times.blocks
-        blocks = max(1, min(max(tiles, self.plan.shape.tiles), most // self.teams))
-        members = tuple(zip(stages, shares, strict=True))
-        waits = self.times.grid > 0
-        return self.forecast.gained_seconds(members, self.block, most, blocks, self.teams, waits=waits)
-
-    def compared(self, group: Group) -> str:
-        """What the stages of a group are predicted to take, in both ways."""
-        stages, shares = zip(*group.members, strict=True)
-        apart = sum(map(self.seconds, stages))
-        beside = apart - self.gain(stages, shares)
-        times = f", {group.runs} times" if group.runs > 1 else ""
-        return f"predicted to take {_us(beside)} µs side by side, {_us(apart)} µs one after the other{times}"
-
-    def refusals(self) -> Iterator[Decision]:
-        """That nothing is gained by the stages that could be side by side."""
-        for order in self.plan.orders:
-            for epoch in range(max(order.epochs) + 1):
-                members = [u for u, e in zip(order.units, order.epochs, strict=True) if e == epoch and u in order.free]
-                if len(members) > 1:
-                    names = _names([(stage, ALL_WORKERS) for stage in members])
-                    yield Decision("hfuse", names, False, "predicted to take as long as one after the other")
+def _compared(group: Group, way: Way, pricing: WayPrices) -> str:
+    """What the stages of a group take in both ways."""
+    times = f", {group.runs} times" if group.runs > 1 else ""
+    found = way.measured
+    if found is not None:
+        beside, apart, said = found.seconds, found.origin.own_seconds, f"measured on {found.origin.device}"
+    else:
+        apart = sum(pricing.seconds(stage) for stage, _ in group.members)
+        beside, said = apart - way.gain, "predicted"
+    return f"{said} to take {_us(beside)} µs side by side, {_us(apart)} µs one after the other{times}"
 
 
-def _epochs(order: EpochOrder, pricing: _Pricing) -> tuple[int, ...]:
+def _refusals(plan: CallPlan, pricing: WayPrices) -> Iterator[Decision]:
+    """That nothing is gained by the stages that could be side by side."""
+    for order in plan.orders:
+        for members in _members(order, order.epochs):
+            if len(members) > 1:
+                names = _names([(stage, ALL_WORKERS) for stage in members])
+                found = next(pricing.measured(members), None)
+                said = "predicted" if found is None else f"measured on {found.measured.origin.device}"
+                yield Decision("hfuse", names, False, f"{said} to take as long as one after the other")
+
+
+def _members(order: EpochOrder, epochs: Sequence[int]) -> Iterator[tuple[Stage, ...]]:
+    """For each epoch the stages that may be side by side there."""
+    for epoch in range(max(epochs) + 1):
+        yield tuple(u for u, e in zip(order.units, epochs, strict=True) if e == epoch and u in order.free)
+
+
+def _apart(group: Group) -> tuple[tuple[Stage, ...], tuple[Share, ...]]:
+    """The stages of a group and their shares, each by itself."""
+    stages, shares = zip(*group.members, strict=True)
+    return stages, shares
+
+
+def _epochs(order: EpochOrder, pricing: WayPrices) -> tuple[int, ...]:
     """The epochs of units where the longest of those that may wait are where they gain most."""
     epochs = dict(zip(order.units, order.epochs, strict=True))
     members: dict[int, list[Stage]] = {}
@@ -192,10 +202,10 @@ def _epochs(order: EpochOrder, pricing: _Pricing) -> tuple[int, ...]:
             members.setdefault(epochs[unit], []).append(unit)
 
     def gained(stages: Collection[Stage]) -> float:
-        return pricing.best(tuple(unit for unit in order.units if unit in stages))[0]
+        return pricing.best(tuple(unit for unit in order.units if unit in stages)).gain
 
     waiting = [stage for stage in order.units if stage in order.free and last_epoch(stage, epochs) > epochs[stage]]
-    for stage in sorted(waiting, key=lambda stage: -pricing.seconds(stage))[:_LONGEST]:
+    for stage in sorted(waiting, key=lambda stage: -pricing.seconds(stage))[:_MOST_WAITING]:
         first, last = epochs[stage], last_epoch(stage, epochs)
         others = [other for other in members[first] if other is not stage]
         gains = {first: gained(members[first]) - gained(others)}

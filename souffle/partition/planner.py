@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from souffle.analysis import Analysis
 from souffle.decision import Decision
 from souffle.partition.text import stage_table
 from souffle.program import ExternTE, Tensor
+from souffle.schedule.arrangement import Arrangements
 from souffle.schedule.gpu.device import GpuDevice
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
@@ -146,12 +148,15 @@ class PartitionRequest:
         Of the program that the stages' TEs are of.
     forecast : Forecast or None
         Predicted times, where a cost model knows the device.
+    arrangements : Arrangements
+        What stages were measured to take beside each other.
     """
 
     stages: tuple[Unit, ...]
     device: GpuDevice
     analysis: Analysis
     forecast: Forecast | None = None
+    arrangements: Arrangements = field(default_factory=partial(Arrangements, ()))
 
     def intensive(self, unit: Unit) -> tuple[Stage, ...]:
         """The compute-intensive stages of a unit: those that hold a compute-intensive TE (§5.3)."""

@@ -2,7 +2,8 @@
 
 A log is a folder with one folder for each architecture, and in it files of lines of JSON that are only appended to:
 ``workloads.jsonl``, stages before they are scheduled, ``records.jsonl``, candidates of them, each with its recipe, its
-seconds and where these come from, and ``tried.jsonl``, which candidates have no record any more. Equal workloads are
+seconds and where these come from, ``tried.jsonl``, which candidates have no record any more, and
+``arrangements.jsonl``, what stages take beside each other (:mod:`souffle.schedule.arrangement`). Equal workloads are
 found by structure, so one log serves every network with the same TE. ``souffle log export`` makes MetaSchedule's
 database of a log.
 
@@ -23,7 +24,9 @@ from pathlib import Path
 import tvm_ffi
 from tvm import tirx
 
+from souffle.schedule.arrangement import Arrangement, arrangement_of
 from souffle.schedule.log_folders import (
+    ARRANGEMENTS,
     LOG_VARIABLE,
     METASCHEDULE_FILES,
     RECORDS,
@@ -49,6 +52,7 @@ from souffle.schedule.record import (
 from souffle.schedule.tried import Tried, tried_of, united
 
 __all__ = [
+    "ARRANGEMENTS",
     "FAILED_SECONDS",
     "LOG_VARIABLE",
     "RECORDS",
@@ -258,6 +262,17 @@ class TuningLog:
             except DAMAGED as error:
                 self.problem(where, brief(error))
         return tuple(united(found))
+
+    @cached_property
+    def arrangements(self) -> tuple[Arrangement, ...]:
+        """All that can be read, in the order of the file."""
+        found = []
+        for where, line in read_lines(self.folder / ARRANGEMENTS, self.problem):
+            try:
+                found.append(arrangement_of(where, json.loads(line), self.arch))
+            except DAMAGED as error:
+                self.problem(where, brief(error))
+        return tuple(found)
 
     def marks_of(self, func: tirx.PrimFunc, figure: str, device: str) -> frozenset[bytes]:
         """The marks of recipes of a stage that were tried and have no record any more."""

@@ -7,12 +7,21 @@ from pathlib import Path
 
 from souffle.errors import OptionError
 
-__all__ = ["LOG_VARIABLE", "METASCHEDULE_FILES", "RECORDS", "TRIED", "WORKLOADS", "log_folders", "shipped_log"]
+__all__ = [
+    "ARRANGEMENTS",
+    "LOG_VARIABLE",
+    "METASCHEDULE_FILES",
+    "RECORDS",
+    "TRIED",
+    "WORKLOADS",
+    "log_folders",
+    "shipped_log",
+]
 
 LOG_VARIABLE = "SOUFFLE_TUNING_LOGS"
 """The environment variable with folders of logs, separated as in ``PATH``."""
 
-WORKLOADS, RECORDS, TRIED = "workloads.jsonl", "records.jsonl", "tried.jsonl"
+WORKLOADS, RECORDS, TRIED, ARRANGEMENTS = "workloads.jsonl", "records.jsonl", "tried.jsonl", "arrangements.jsonl"
 """The files of an architecture's folder."""
 
 METASCHEDULE_FILES = ("database_workload.json", "database_tuning_record.json")

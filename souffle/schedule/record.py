@@ -85,6 +85,10 @@ class RecordOrigin:
     trial: int = 0
     problem: str = ""
 
+    def data(self) -> dict[str, Any]:
+        """As JSON: what is as it is without being said is left out."""
+        return {name: value for name, value in vars(self).items() if value != _FIELDS[name][1]}
+
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> RecordOrigin:
         """Of JSON data that has other things too.
@@ -269,8 +273,7 @@ def record_line(workload: str, arch: str, recipe: Recipe, seconds: Iterable[floa
     else:
         made["trace"] = pack(recipe.trace)
     made["seconds"] = figures
-    made |= {name: value for name, value in vars(origin).items() if value != _FIELDS[name][1]}
-    return _line(made)
+    return _line(made | origin.data())
 
 
 def _line(data: dict[str, Any]) -> bytes:

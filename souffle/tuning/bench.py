@@ -21,6 +21,7 @@ from souffle.workers.cases import Asking
 
 __all__ = [
     "CandidateBench",
+    "Compilable",
     "Figures",
     "MeasuringBench",
     "PredictingBench",
@@ -47,6 +48,8 @@ class Figures:
         Why it cannot be used.
     device : str
         That it was measured on; empty for the bench's own.
+    own_seconds : tuple of float
+        What it was compared with took in the same turns; empty where nothing was measured.
     """
 
     seconds: tuple[float, ...] = ()
@@ -54,6 +57,14 @@ class Figures:
     registers: int = 0
     problem: str = ""
     device: str = ""
+    own_seconds: tuple[float, ...] = ()
+
+
+class Compilable(Protocol):
+    """What a worker can compile."""
+
+    candidate: bytes
+    """A :class:`souffle.tuning.candidate.Candidate`, packed."""
 
 
 class CandidateBench(Protocol):
@@ -133,7 +144,9 @@ class MeasuringBench:
             raise CompilerNotFoundError("measuring on a GPU needs nvcc: pip install 'souffle-dl[cuda]'")
         self._baselines: dict[str, bytes] = {}
 
-    def figures(self, stage: SharedStage, candidates: Sequence[Look], own: Look | None) -> Asking[list[Figures]]:
+    def figures(
+        self, stage: SharedStage, candidates: Sequence[Compilable], own: Compilable | None
+    ) -> Asking[list[Figures]]:
         """See :class:`CandidateBench`."""
         built = yield from built_figures(stage, "souffle.tuning.stage_work:build", candidates)
         baseline = self._baselines.get(stage.stage)
@@ -160,7 +173,8 @@ class MeasuringBench:
             raise DeviceError(f"{value['problem']}; what was measured is in the log, from which the command goes on")
         if value["problem"]:
             return Figures(problem=value["problem"])
-        return Figures(tuple(value["seconds"]), built["spill_bytes"], built["registers"], device=value["device"])
+        used, own = (built["spill_bytes"], built["registers"]), tuple(value["baseline_seconds"])
+        return Figures(tuple(value["seconds"]), *used, device=value["device"], own_seconds=own)
 
 
 def _value(outcome: Outcome) -> dict[str, Any]:
@@ -168,7 +182,7 @@ def _value(outcome: Outcome) -> dict[str, Any]:
 
 
 def built_figures(
-    stage: SharedStage, function: str, candidates: Sequence[Look], given: Mapping[str, Any] | None = None
+    stage: SharedStage, function: str, candidates: Sequence[Compilable], given: Mapping[str, Any] | None = None
 ) -> Asking[list[dict[str, Any]]]:
     """What a job that compiles candidates says of each; where a job fails, its candidates are tried one by one.
 
@@ -177,7 +191,7 @@ def built_figures(
     stage : SharedStage
     function : str
         ``"module:name"``; :func:`souffle.tuning.stage_work.build` or another that is given ``candidates``.
-    candidates : sequence of Look
+    candidates : sequence of Compilable
     given : mapping, optional
         What the function is given beside.
     """
@@ -203,7 +217,7 @@ def built_figures(
 
 
 def _building(
-    stage: SharedStage, function: str, group: Sequence[Look], given: Mapping[str, Any]
+    stage: SharedStage, function: str, group: Sequence[Compilable], given: Mapping[str, Any]
 ) -> tuple[Job, Check]:
     packed = [look.candidate for look in group]
     job = stage.job(function, f"{len(group)} candidates", {"candidates": packed, **given})

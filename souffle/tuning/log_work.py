@@ -13,11 +13,14 @@ from souffle.errors import OptionError
 from souffle.schedule.follow import followed
 from souffle.schedule.gpu.device import SHARING, device_for
 from souffle.schedule.gpu.scheduler import THREADS, gpu_request
-from souffle.schedule.log import RECORDS, Record, TuningLog, Workload
+from souffle.schedule.log import ARRANGEMENTS, RECORDS, Record, TuningLog, Workload
 from souffle.schedule.lower import LoweringError, cuda_target, lower_stage, text_of
 from souffle.tuning.store import LogWriter, NewRecord, marks_of_records
 
 __all__ = ["StageRow", "Verdict", "best_records", "logs_in", "merge", "prune", "stage_name", "stage_rows", "verdicts"]
+
+_FOUND_BY = (RECORDS, ARRANGEMENTS)
+"""The files by which a folder is known for a log."""
 
 Outcome = Literal["same", "unsaid", "another", "unfit"]
 """What a record's recipe gives now: the text of its figure, a text that may be it, another text, or no schedule."""
@@ -31,12 +34,14 @@ def logs_in(folder: Path) -> list[TuningLog]:
     OptionError
         If there is none.
     """
-    if (folder / RECORDS).is_file():
+    if any((folder / name).is_file() for name in _FOUND_BY):
         return [TuningLog(folder, folder.resolve().name)]
-    found = [TuningLog(path.parent, path.parent.name) for path in sorted(folder.glob(f"*/{RECORDS}"))]
+    folders = sorted({path.parent for name in _FOUND_BY for path in folder.glob(f"*/{name}")})
+    found = [TuningLog(path, path.name) for path in folders]
     if not found:
         raise OptionError(
-            f"there is no tuning log in {folder}: no file {RECORDS} in it or in a folder of an architecture; "
+            f"there is no tuning log in {folder}: no file {' or '.join(_FOUND_BY)} in it or in a folder of an "
+            f"architecture; "
             f"souffle tune MODEL --log {folder} makes one, souffle log import one of MetaSchedule's database"
         )
     return found
@@ -55,6 +60,7 @@ def merge(sources: Sequence[TuningLog], target: Path) -> list[TuningLog]:
         writer = writers.setdefault(log.arch, LogWriter(target, log.arch, cuda_target(log.arch)))
         _copy(log, writer, log.of_workload)
         writer.append_tried(log.tried)
+        writer.append_arrangements(log.arrangements)
     for writer in writers.values():
         writer.sort()
     return [writer.read() for writer in writers.values()]
@@ -84,6 +90,8 @@ def best_records(log: TuningLog, digest: str, keep: int) -> list[Record]:
 def prune(log: TuningLog, keep: int, target: Path | None = None) -> TuningLog:
     """Keep the best records of each workload, and no workload without one; of others, that they were tried.
 
+    Arrangements stay, all of them: there are few.
+
     Parameters
     ----------
     log : TuningLog
@@ -110,6 +118,7 @@ def prune(log: TuningLog, keep: int, target: Path | None = None) -> TuningLog:
         places = {record.where for records in kept.values() for record in records}
         left = marks_of_records(record for record in log.records if record.where not in places)
         writer.append_tried([*log.tried, *left])
+        writer.append_arrangements(log.arrangements)
         writer.sort()
     return writer.read()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TaskReport", "TuningReport"]
+__all__ = ["ArrangingReport", "GroupReport", "TaskReport", "TuningReport", "WayReport"]
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,100 @@ class TuningReport:
     @property
     def source(self) -> str:
         """``measured on X``, or ``predicted with the cost model of X``."""
-        return f"measured on {self.device}" if self.figure == "measured" else (
-            f"predicted with the cost model of {self.device}"
-        )
+        return _source(self.figure, self.device)
 
     @property
     def new_trials(self) -> int:
         """Candidates with figures of this search."""
         return sum(task.new_trials for task in self.tasks)
+
+
+def _source(figure: str, device: str) -> str:
+    return f"measured on {device}" if figure == "measured" else f"predicted with the cost model of {device}"
+
+
+@dataclass(frozen=True)
+class WayReport:
+    """One way to compute stages side by side.
+
+    Attributes
+    ----------
+    shares : tuple of str
+        Who computes the tiles of each stage.
+    predicted_seconds : float or None
+        Of the stages, in all; ``None`` of a way that a log has and the compiler does not offer any more.
+    seconds, apart_seconds : float or None
+        As measured, and of the stages one after the other in the same turns; both with a launch.
+    problem : str
+        Why it could not be measured.
+    """
+
+    shares: tuple[str, ...]
+    predicted_seconds: float | None
+    seconds: float | None
+    apart_seconds: float | None
+    problem: str = ""
+
+    @property
+    def gain(self) -> float | None:
+        """The stages take so many times as long one after the other, as measured."""
+        return self.apart_seconds / self.seconds if self.seconds and self.apart_seconds else None
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """Independent stages of a kernel.
+
+    Attributes
+    ----------
+    stages : tuple of str
+    runs : int
+        How often one run of the networks computes them.
+    block : str
+        Of their kernel.
+    apart_seconds : float
+        That they are predicted to take one after the other.
+    ways : tuple of WayReport
+        The quickest first.
+    new_trials : int
+    alike : bool
+        Whether a kernel of these stages alone has the threads of theirs, so that they can be measured.
+    """
+
+    stages: tuple[str, ...]
+    runs: int
+    block: str
+    apart_seconds: float
+    ways: tuple[WayReport, ...]
+    new_trials: int = 0
+    alike: bool = True
+
+
+@dataclass(frozen=True)
+class ArrangingReport:
+    """All independent stages.
+
+    Attributes
+    ----------
+    groups : tuple of GroupReport
+    figure, device, log, interrupted, seconds, engine
+        As of :class:`TuningReport`.
+    """
+
+    groups: tuple[GroupReport, ...]
+    figure: str
+    device: str
+    log: str
+    interrupted: bool
+    seconds: float
+    engine: str = "here"
+
+    @property
+    def source(self) -> str:
+        """``measured on X``, or ``predicted with the cost model of X``."""
+        return _source(self.figure, self.device)
+
+    @property
+    def new_trials(self) -> int:
+        """Ways that were measured now."""
+        return sum(group.new_trials for group in self.groups)

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,18 @@ from tvm import tirx
 
 import souffle
 from souffle.errors import OptionError
-from souffle.schedule.log import RECORDS, TRIED, WORKLOADS, Record, RecordOrigin, TuningLog, WorkloadTable, brief
+from souffle.schedule.arrangement import Arrangement, arrangement_line
+from souffle.schedule.log import (
+    ARRANGEMENTS,
+    RECORDS,
+    TRIED,
+    WORKLOADS,
+    Record,
+    RecordOrigin,
+    TuningLog,
+    WorkloadTable,
+    brief,
+)
 from souffle.schedule.recipe import Recipe
 from souffle.schedule.record import DAMAGED, record_line, record_of, workload_digest, workload_line, workload_of
 from souffle.schedule.tried import Tried, mark_of, tried_line, united
@@ -141,11 +152,23 @@ class LogWriter:
             with self._naming(), self._locked():
                 self._extend(TRIED, b"".join(tried_line(one, self.arch) for one in several))
 
+    def append_arrangements(self, several: Sequence[Arrangement]) -> None:
+        """Append what stages take beside each other.
+
+        Raises
+        ------
+        OptionError
+            If the file cannot be written.
+        """
+        if several:
+            with self._naming(), self._locked():
+                self._extend(ARRANGEMENTS, b"".join(arrangement_line(one, self.arch) for one in several))
+
     def sort(self) -> None:
         """Bring the files into their canonical order, without duplicates and damaged lines.
 
         Records go by workload, figure, device, trial and recipe. Two are duplicates if all is equal but the day. What
-        was tried is one line for each workload, figure and device.
+        was tried is one line for each workload, figure and device. Arrangements go by their blocks and stages.
 
         Raises
         ------
@@ -155,7 +178,9 @@ class LogWriter:
         with self._naming(), self._locked():
             self._replace(WORKLOADS, _sorted_workloads(self._whole_lines(WORKLOADS)))
             self._replace(RECORDS, _sorted_records(self._whole_lines(RECORDS)))
-            self._replace(TRIED, _tried_lines(TuningLog(self.folder, self.arch).tried, self.arch))
+            log = TuningLog(self.folder, self.arch)
+            self._replace(TRIED, _tried_lines(log.tried, self.arch))
+            self._replace(ARRANGEMENTS, _sorted_arrangements(log.arrangements, self.arch))
 
     def reduce(self, choose: Callable[[TuningLog], Iterable[Record]]) -> None:
         """Keep chosen records, and the workloads that they are of, in canonical order; of others, that they were tried.
@@ -255,7 +280,7 @@ def marks_of_records(records: Iterable[Record]) -> list[Tried]:
 
 
 def _read(log: TuningLog) -> TuningLog:
-    _ = log.records, log.tried
+    _ = log.records, log.tried, log.arrangements
     return log
 
 
@@ -303,6 +328,19 @@ def _sorted_records(lines: Sequence[tuple[str, bytes]]) -> list[bytes]:
             order = (False, record.workload, origin.figure, origin.device, origin.trial)
         groups.setdefault(order, []).append((record, data, line))
     return [line for order in sorted(groups) for line in _distinct(groups[order])]
+
+
+def _sorted_arrangements(several: Sequence[Arrangement], arch: str) -> list[bytes]:
+    """By blocks, stages, figure, device and trial, those once of which all is equal but the day."""
+    found: dict[tuple, Arrangement] = {}
+    for one in sorted(several, key=lambda one: one.origin.date):
+        found.setdefault((*one.place, one.figures, replace(one.origin, date="")), one)
+
+    def order(one: Arrangement) -> tuple:
+        block, shared, *figure = one.place
+        return (astuple(block), shared, *figure, one.origin.trial, one.origin.date, one.figures)
+
+    return [arrangement_line(one, arch).rstrip(b"\n") for one in sorted(found.values(), key=order)]
 
 
 def _tried_lines(several: Iterable[Tried], arch: str) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Parts of a block in steps of 128 threads: chosen by price, the same bits, proven, and each change refuted."""
+"""Parts of a block in steps of 128 threads and of warps: chosen by price, the same bits, proven, changes refuted."""
 
 from __future__ import annotations
 
@@ -68,11 +68,12 @@ def test_what_is_predicted_to_pay_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
     assert [getattr(kernel, name) for name in same] == [getattr(plain, name) for name in same]
 
 
-@pytest.mark.parametrize("seed", [2, 8])
+@pytest.mark.parametrize("seed", [0, 2])
 def test_random_divisions_give_the_same_bits(seed: int) -> None:
     """``benchmarks.side_by_side siege`` has a hundred."""
     found = one_program(seed)
     assert found["parts"] and found["verdict"] == PROVEN and found["other_bits"] == 0, found
+    assert found["whole_warps"] and found["three_parts"] == (seed == 0), found
 
 
 def test_each_change_that_matters_is_refuted() -> None:
@@ -99,31 +100,57 @@ def test_what_a_launch_has_no_room_for_is_refuted() -> None:
     assert found.verdict == REFUTED and "a part's memory reaches to" in str(found), found
 
 
-def test_divisions_have_their_own_threads_numbers_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def planned() -> CallPlan:
+    """The kernel of a product beside columns, whose last stages are independent, too."""
     seen: list[tuple[CallPlan, int]] = []
 
     def spied(plan: CallPlan, forecast: object, teams: int, planned: object, **parts: bool) -> CallPlan:
         seen.append((plan, teams))
         return plan
 
-    monkeypatch.setattr(kernel_plan, "side_by_side", spied)
-    compile_cuda(product_and_columns(), level="V4", arch="sm_90", precision="mixed", cubin=False, verify="off")
-    plan, _ = seen[-1]
-    stages = plan.orders[0].units[:2]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel_plan, "side_by_side", spied)
+        compile_cuda(product_and_columns(), level="V4", arch="sm_90", precision="mixed", cubin=False, verify="off")
+    return seen[-1][0]
+
+
+def test_divisions_have_their_own_threads_numbers_and_memory(planned: CallPlan) -> None:
+    stages = planned.orders[0].units[:2]
     for teams in (1, 2, 4):
-        divisions = Divisions(plan.shape, teams, "sm_90")
+        divisions = Divisions(planned.shape, teams, "sm_90")
         sizes = set()
         for shares in divisions.of(stages, (0, 1)):
             one, other = (share.part for share in shares)
             assert one.first == 0 and other.first == one.function.threads and not other.first % PART_STEP
             assert other.first + other.function.threads <= divisions.threads == 256 * teams
             assert one.start == 0 and other.start == aligned(one.function.shared_bytes)
-            assert other.end <= divisions.shared_bytes == teams * aligned(plan.shape.shared_bytes)
+            assert other.end <= divisions.shared_bytes == teams * aligned(planned.shape.shared_bytes)
             assert 2 * teams < one.number < other.number <= MOST_NUMBER
             sizes.add((one.function.threads, other.function.threads))
         assert (128, 128) in sizes
         assert ((384, 128) in sizes) == (teams > 1)
-    assert not [*Divisions(plan.shape, 7, "sm_90").of(stages, (0, 1))]
+    assert not [*Divisions(planned.shape, 7, "sm_90").of(stages, (0, 1))]
+
+
+def test_warps_go_from_one_part_to_another(planned: CallPlan) -> None:
+    stages, divisions = planned.orders[0].units[:2], Divisions(planned.shape, 2, "sm_90")
+    (shares,) = divisions.made(stages, (0, 1), (384, 128))
+    sizes = {tuple(share.form[-1] for share in near) for near in divisions.near(stages, shares)}
+    # 512 threads are all that there are, so that none is left for both to grow.
+    assert sizes == {(384 - n, 128 + n) for n in (32, 64, 96)} | {(384 + n, 128 - n) for n in (32, 64, 96)}
+    (shares,) = divisions.made(stages, (0, 1), (128, 128))
+    sizes = {tuple(share.form[-1] for share in near) for near in divisions.near(stages, shares)}
+    assert {(224, 128), (128, 224), (32, 224), (224, 32)} <= sizes and all(sum(pair) <= 512 for pair in sizes)
+    assert not [*divisions.near(stages, (ALL_WORKERS, ALL_WORKERS))]
+    three = planned.orders[0].units
+    found = {tuple(share.form[-1] for share in shares) for shares in divisions.of(three, range(len(three)))}
+    assert any(sum(size > 0 for size in sizes) == 3 for sizes in found)
+    for shares in divisions.of(three, range(len(three))):
+        parts = [share.part for share in shares if share.part]
+        assert [part.count for part in parts] == [len(parts)] * len(parts)
+        assert [part.first for part in parts[1:]] == [part.first + part.function.threads for part in parts[:-1]]
+        assert len({part.number for part in parts}) == len(parts)
 
 
 def test_parts_stand_together_and_in_their_block() -> None:
@@ -140,6 +167,11 @@ def test_parts_stand_together_and_in_their_block() -> None:
         assert [part.opens for part in kept if part] == [True, False, True, False]
         assert [part.closes for part in kept if part] == [False, True, False, True]
     assert parts_together([plain, plain]) == (plain, plain)
+    three = [StageCall((), (), share=Share(part=replace(opens, first=n, count=3))) for n in (0, 128, 256)]
+    found = [call.share.part for call in parts_together([three[1], plain, three[0], plain, three[2], first, last])]
+    assert [part and part.first for part in found] == [128, 0, 256, None, None, 0, 128]
+    assert [part.opens for part in found if part] == [True, False, False, True, False]
+    assert [part.closes for part in found if part] == [False, False, True, False, True]
     assert (opens.end, closes.end, str(closes)) == (512, 1024, "threads 128 to 255")
     for room in ((256, 1023), (255, 1024)):
         with pytest.raises(LoweringError, match=r"stage f has threads 128 to 255 and shared memory up to byte 1024"):

@@ -16,7 +16,7 @@ from souffle.cost.predict import TileClocks
 from souffle.cost.side_by_side import clocks_side_by_side, multiprocessor_queues
 from souffle.kernel import kernel_plan
 from souffle.kernel.calls import CallPlan
-from souffle.kernel.side_by_side import arrangements
+from souffle.kernel.ways import arrangements
 from souffle.mutation.mutants import Mutations
 from souffle.mutation.sandbox import Sandbox
 from souffle.mutation.trial import Trials, described, inputs_of, misses

@@ -1,9 +1,10 @@
 """Parts of a block: some of its threads compute tiles of a stage as a block of so many would (001, HFuse, §III).
 
 Teams of a block are all of one size, that of its kernel's stages. A *part* is any run of whole warps: in 001 the
-threads of a block are divided in steps of 128, so that one of two stages may have 384 and the other 128. The stage is
-then scheduled for blocks of so many threads. What was a barrier of the block becomes ``bar.sync id, count`` of a number
-that is the part's own, and its pool of shared memory begins where that of the part before ends::
+threads of a block are divided in steps of 128, so that one of two stages may have 384 and the other 128; here in steps
+of a warp, too, and among three. The stage is then scheduled for blocks of so many threads. What was a barrier of the
+block becomes ``bar.sync id, count`` of a number that is the part's own, and its pool of shared memory begins where that
+of the part before ends::
 
     if first <= tid && tid < first + count:
       part_tid = tid - first
@@ -50,6 +51,8 @@ class Part:
         Of the named barrier that is its own.
     start : int
         Byte of the block's shared memory at which its pool begins.
+    count : int
+        Parts of its division.
     opens, closes : bool
         Whether it is the first or the last of its division, in the order of the text.
     """
@@ -59,6 +62,7 @@ class Part:
     first: int
     number: int
     start: int
+    count: int = 2
     opens: bool = False
     closes: bool = False
 

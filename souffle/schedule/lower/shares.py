@@ -54,6 +54,14 @@ class Share:
             parts.append(f"tile 0 on worker {self.shift}")
         return ", ".join(parts) or "all workers"
 
+    @property
+    def form(self) -> tuple[int, int, int, int]:
+        """As numbers: `team`, `teams`, `shift`, and the threads of the part; 0 where there is none.
+
+        Parts of a division follow each other in a block, so that where one begins is known.
+        """
+        return self.team, self.teams, self.shift, self.part.function.threads if self.part else 0
+
     def tiles_of(self, tiles: int, blocks: int, teams: int) -> np.ndarray:
         """How many tiles each worker has: an array of (teams, blocks); of a part as of the first of one team.
 
