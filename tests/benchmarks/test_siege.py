@@ -88,14 +88,14 @@ def test_each_form_is_right(form: str, judge: Judge) -> None:
 
 
 def test_equal_seeds_give_equal_cases() -> None:
-    for seed in range(8):
+    for seed in range(sized(4, 8)):
         assert text_of([random_case(seed)]) == text_of([random_case(seed)])
         found = [planted(random_case(seed), random.Random(seed))[0] for _ in range(2)]
         assert text_of([found[0]]) == text_of([found[1]])
 
 
 def test_a_case_is_read_back(tmp_path: Path, judge: Judge) -> None:
-    for seed in range(6):
+    for seed in range(sized(3, 6)):
         case = random_case(seed)
         write_case(case, tmp_path / "case.py", "as it was")
         again = read_case(tmp_path / "case.py")

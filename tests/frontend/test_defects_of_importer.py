@@ -23,7 +23,7 @@ from souffle.frontend.interpreter import SPECIAL_OPERATORS
 from tests.defects import fails_without, mended
 from tests.frontend import test_element_types as element_types
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 INF, NAN = np.inf, np.nan
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator
 from functools import cache
 
@@ -15,6 +14,7 @@ from onnx.backend.test.case.node import collect_testcases
 
 import souffle
 from souffle.errors import ModelError
+from tests.frontend.support import collecting
 
 INTERNALS = re.compile(
     r"relax|tirx|\btvm\b|topi|AssertionError|Traceback|object at 0x|struct_info|R\.|PrimFunc|ExternFunc|call_pure|"
@@ -45,8 +45,7 @@ SAMPLE = NAMES.split()
 
 @cache
 def cases() -> dict[str, onnx.ModelProto]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with collecting():
         return {case.name.removeprefix("test_"): case for case in collect_testcases(None)}
 
 

@@ -11,9 +11,10 @@ import souffle
 from tests.codegen.test_short_integers import CUDA, agree, elementwise
 from tests.converted_integers import SOURCES, drawn_chain, drawn_values
 from tests.frontend.support import model_of
+from tests.thorough import sized
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(sized(2, 4)))
 def test_random_chains_of_conversions_are_what_numpy_makes_of_them(seed: int) -> None:
     chains = [drawn_chain(12 * seed + k) for k in range(12)]
     values = drawn_values(64, seed)

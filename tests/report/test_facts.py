@@ -35,6 +35,9 @@ def relu() -> onnx.ModelProto:
     )
 
 
+# Compiled once, by one worker.
+pytestmark = pytest.mark.xdist_group("reports")
+
 NETWORKS = [("deep", "V3"), ("mmoe", "V4"), ("mmoe", "V2")]
 
 

@@ -29,6 +29,7 @@ from souffle.stitching.traffic import volume_saved
 from souffle.stitching.tvm_groups import TvmGroups
 from tests.stitching.graphs import cyclic, layer_norm, multi_interests, random_graph
 from tests.testlib import Builder, random_program
+from tests.thorough import sized
 
 A100 = cost_device("A100-SXM4-40GB")
 ROWS, WHOLE = 512 * 4, 512 * 768 * 4
@@ -56,7 +57,7 @@ def test_members_that_nothing_connects_are_packed() -> None:
 @pytest.mark.parametrize("planner", [name for name in FUSION_PLANNERS if name != "learned"])
 def test_planners_leave_no_scheme_open(planner: str) -> None:
     rng = random.Random(1)
-    for seed in range(40):
+    for seed in range(sized(12, 40)):
         graph = graph_of(random_program(rng.choice, rng.randint(2, 12), seed))
         plan = fusion_planner_for(planner).plan(FusionRequest(graph, A100))
         for pattern in plan.fused:

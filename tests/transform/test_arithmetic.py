@@ -17,6 +17,7 @@ def operations(analysis: Analysis) -> int:
     return sum(analysis.arithmetic(item).operations for item in analysis.program.tes)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", models.NAMES)
 def test_transformations_repeat_no_arithmetic(name: str) -> None:
     program = import_onnx(models.build(name))

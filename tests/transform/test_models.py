@@ -28,6 +28,7 @@ def operators(item: Item) -> set[str]:
     return set(item.origin.operators)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", models.NAMES)
 def test_every_te_and_every_operand_is_classified(name: str) -> None:
     program, analysis = transformed(name)

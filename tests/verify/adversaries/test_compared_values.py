@@ -11,6 +11,8 @@ from souffle.verify.expressions import Undecided
 from souffle.verify.values import Agreement, Mismatch, values_agree
 from tests.verify.hand_made import THREADS, Memory, sequence, stage
 
+pytestmark = pytest.mark.sampled(2)
+
 ROWS, WIDTH = 2 * THREADS, 40
 INFINITY = float("inf")
 LEAST = -3.4028234663852886e38
