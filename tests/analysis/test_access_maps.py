@@ -15,7 +15,7 @@ from souffle.index import isl
 from souffle.program import TE
 from tests.analysis.analysis_cases import program_of, reads_of, te_of
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(6)
 
 SMALL = st.integers(1, 4)
 

@@ -21,7 +21,7 @@ from tests.analysis import analysis_cases
 from tests.analysis.analysis_cases import interpreted, program_of, reads_of, te_of
 from tests.analysis.test_access_maps import FAMILIES, check_exact, placeholder, shapes
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(6)
 
 SMALL = st.integers(1, 4)
 SETTINGS = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -26,7 +26,7 @@ from souffle.cost import CostDevice, cost_device, figures_of
 from souffle.errors import DeviceError, NoGpuError
 from souffle.runtime.cuda import Cuda
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 _IMAGE = b"the kernels"
 

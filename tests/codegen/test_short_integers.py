@@ -22,7 +22,7 @@ from tests.defects import mended
 from tests.frontend.support import model_of
 from tests.short_integers import SHORT, Grower, extreme_values
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 CUDA = {"target": "cuda", "device": "cpu", "cubin": False, "verify": "values"}
 LEVELS = ("V0", "V3", "V4")

@@ -15,7 +15,7 @@ from souffle.emulator import toolchain
 from souffle.errors import CudaCompileError
 from tests.thorough import some
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 SHOWN = 'extern "C" __attribute__((visibility("default")))'
 

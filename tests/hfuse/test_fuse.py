@@ -15,7 +15,7 @@ from souffle.emulator import compile_text
 from souffle.hfuse import SPACES, Argument, Bound, Fill, FusionError, Launch, Part, Source, check, fuse, original
 from tests.hfuse.pairs import HEAD, OUT, launch_of, pair, same_bits
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(6)
 
 MEAN = """#include <stdint.h>
 #define WARP 32

@@ -27,7 +27,7 @@ from souffle.verify import PROVEN, certify, printed
 from tests.placement.trials_on_a100 import REQUEST, trials_of
 from tests.testlib import Builder, assert_same_function, run_on_cpu_device
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(6)
 
 
 class Graph:

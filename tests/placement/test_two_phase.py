@@ -29,7 +29,7 @@ from tests.placement.trials_on_a100 import trials_of
 from tests.testlib import Builder, assert_same_function, inputs_for, random_program, run_on_cpu_device
 from tests.thorough import some
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(6)
 
 ARGMAX = te.comm_reducer(
     lambda x, y: (

@@ -24,7 +24,7 @@ from souffle.runtime import DeviceArray, Network
 from tests.runtime.plans import cooperative_expected, cooperative_plan, machine_code
 from tests.runtime.played import driver_of
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 _THREADS, _CALLS = 8, 100
 _SHAPE = (256, 16)

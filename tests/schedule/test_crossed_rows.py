@@ -21,7 +21,7 @@ from souffle.schedule.gpu.tiling.mma_tiling import MmaTiling, tile_operands
 from souffle.tvm_compat import primfunc_from_tensors
 from tests.schedule.product_networks import compiled, product
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 UNIT, SECTOR, LINE = 16, 32, 128
 """Bytes: of a row of ``ldmatrix``, of what the L2 cache hands out, and of all banks of shared memory."""

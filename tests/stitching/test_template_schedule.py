@@ -15,7 +15,7 @@ from souffle.program import TEProgram
 from souffle.runtime import Network
 from souffle.stitching import Template, TemplateError, by_templates, op_of, stage_by
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 OPTIONS = {"target": "cuda", "arch": "sm_90", "device": "cpu", "cubin": False, "level": "V0"}
 

@@ -18,7 +18,7 @@ from souffle.transform import masks_by_index
 from tests.testlib import run_on_cpu_device
 from tests.thorough import some
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(6)
 
 ROWS, COLUMNS = np.indices((23, 31))
 LOWEST = float(np.finfo(np.float32).min)

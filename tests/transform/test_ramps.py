@@ -20,7 +20,7 @@ from souffle.transform import absorb_ramps, roll
 from souffle.transform.ramps.outer_elements import Pad, with_outer_elements
 from tests.testlib import Builder
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(6)
 
 RNG = np.random.default_rng(0)
 

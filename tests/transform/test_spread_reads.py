@@ -25,7 +25,7 @@ from tests.testlib import Builder, assert_same_function, calls_made, inputs_for,
 from tests.thorough import some
 from tests.transform.test_ramps import assert_same_values, loops, transformed
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(6)
 
 ORDERS = (
     {"order": "shuffled", "seed": 1, "blocks": 3},

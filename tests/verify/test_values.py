@@ -24,7 +24,7 @@ from tests.frontend.support import node_model
 from tests.testlib import Builder, random_program
 
 # Networks are staged once, by one worker.
-pytestmark = [pytest.mark.xdist_group("bert"), pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.xdist_group("bert"), pytest.mark.sampled(4)]
 
 
 def stages(program: TEProgram, arch: str = "sm_90", **options: object) -> dict[str, tuple[str, StageText]]:

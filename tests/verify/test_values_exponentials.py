@@ -23,7 +23,7 @@ from souffle.tvm_compat import choice_parts, substitute, variables
 from souffle.verify.values import Agreement, Mismatch, StageFunction, StageText, values_agree, values_section
 from souffle.verify.values.exponentials import PairedNumbers, Q, R
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(6)
 
 NUMBERS = PairedNumbers(3)
 LOWEST, HIGHEST = NUMBERS.lowest, NUMBERS.highest

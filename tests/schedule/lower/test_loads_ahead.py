@@ -15,7 +15,7 @@ from tvm.ir.expr import TensorLoad
 from souffle.schedule.lower.loads_ahead import with_loads_ahead
 from souffle.tvm_compat import StatementVisitor, choice_parts, collect, is_choice, sequence
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(4)
 
 TILE = tirx.Var("tile", "int32")
 SIZE = 64

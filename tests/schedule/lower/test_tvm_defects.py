@@ -19,7 +19,7 @@ from souffle.tvm_compat import PrimExpr
 from tests.defects import fails_without
 from tests.testlib import Builder
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(6)
 
 
 def network(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], **values: object) -> onnx.ModelProto:
