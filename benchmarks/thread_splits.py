@@ -12,7 +12,8 @@ after the other, block space, and thread space with teams of 256 threads stands 
 one other size, so that it is seen what is gained by parts of different sizes, and what by other schedules.
 
 ``python -m benchmarks.thread_splits networks --out docs/results/thread_splits_networks.json`` compiles networks with
-and without parts (:mod:`souffle.kernel.block_parts`) and says what is taken, and with that which predicted times.
+parts (:mod:`souffle.kernel.block_parts`), with parts in steps of 128 threads alone, and without, and says what is taken
+and with that which predicted times.
 
 Each result is kept as it is made: the same command goes on where it stopped.
 """
@@ -293,17 +294,22 @@ def pairs_of(model: str, arch: str, precision: str) -> dict[str, Any]:
 
 
 def network_of(model: str, arch: str, precision: str) -> dict[str, Any]:
-    """A network with parts and without, and whether it is proven."""
+    """A network with parts, with parts in steps of 128 threads alone, and without, and whether it is proven."""
     program = souffle.import_onnx(models.build(model, size="paper"))
     options = {"level": "V4", "precision": precision, "arch": arch, "cubin": False}
     plan = compile_cuda(program, verify="memory", **options).plan
-    with mock.patch.object(Divisions, "of", lambda *_: iter(())):
-        without = compile_cuda(program, verify="off", **options).plan
+    others = {}
+    for way in ("near", "of"):
+        with mock.patch.object(Divisions, way, lambda *_: iter(())):
+            others[way] = compile_cuda(program, verify="off", **options).plan
     taken = [d for d in plan.decisions if d.stage == "hfuse" and d.accepted and "(threads " in d.subject]
+    us, in_steps, without = (
+        round(predicted_seconds(one) * 1e6, 2) for one in (plan, others["near"], others["of"])
+    )
     return {
-        "model": model, "arch": arch, "precision": precision, "us": round(predicted_seconds(plan) * 1e6, 2),
-        "us_without": round(predicted_seconds(without) * 1e6, 2), "verdict": plan.certificate.verdict,
-        "same_text": [m.text for m in plan.modules] == [m.text for m in without.modules],
+        "model": model, "arch": arch, "precision": precision, "us": us, "us_in_steps": in_steps, "us_without": without,
+        "verdict": plan.certificate.verdict,
+        "same_text": [m.text for m in plan.modules] == [m.text for m in others["of"].modules],
         "taken": [f"{d.subject}: {d.reason.partition(';')[0]}" for d in taken],
     }  # fmt: skip
 
