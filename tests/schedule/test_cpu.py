@@ -36,11 +36,11 @@ from tests.frontend.support import model_of
 from tests.testlib import inputs_for, random_program
 from tests.thorough import sized
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(6)
 
 TARGET = host_target()
 ERF = np.vectorize(math.erf)
-PROPERTY = settings(max_examples=sized(5, 12), deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+PROPERTY = settings(max_examples=sized(3, 12), deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 def values(*shape, dtype="float32", seed=0):

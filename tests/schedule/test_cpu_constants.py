@@ -31,8 +31,9 @@ from souffle.schedule.cpu.nest import parse
 from souffle.schedule.cpu.packed_constants import PackedLayout
 from souffle.schedule.cpu.winograd import WinogradLayout
 from souffle.schedule.cpu.words import dots_of
+from tests.thorough import some
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(8)
 
 TARGET = host_target()
 FLOAT = np.float32
@@ -287,7 +288,8 @@ def test_filtering_is_taken_where_it_pays_and_is_as_exact_as_the_sum():
     (filtered, (layout, *_)), (plain, _) = (run(tensors, arrays, [1], winograd=on) for on in (True, False))
     assert isinstance(layout, WinogradLayout)
     assert np.abs(filtered - exact).max() <= 2 * np.abs(plain - exact).max()
-    for dtype in ("float16", "float32"):
+    # In single precision it was above, with more around it.
+    for dtype in some(["float16"], ["float32"]):
         x, w = te.placeholder(a.shape, dtype), te.placeholder(b.shape, dtype)
         y = topi.nn.conv2d_nchw(x, w, 1, 1, 1, dtype)
         small = [a.astype(dtype), b.astype(dtype)]
@@ -359,10 +361,11 @@ def model(batch: int) -> bytes:
 
 
 def test_a_network_holds_its_constants_once_also_in_versions(tmp_path):
-    net = souffle.compile(model(1), target="cpu", dims={"batch": [1, 3, 16]})
+    batches = some((1, 16), (3,))
+    net = souffle.compile(model(1), target="cpu", dims={"batch": batches})
     rng = np.random.default_rng(5)
     alone = {}
-    for batch in (1, 3, 16):
+    for batch in batches:
         single = souffle.compile(model(1), target="cpu", dims={"batch": batch})
         x = drawn(rng, batch, 16, 12, 12)
         alone[batch] = x, single(x)["y"]

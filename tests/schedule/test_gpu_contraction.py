@@ -213,7 +213,7 @@ def named(tensor: te.Tensor, name: str) -> te.Tensor:
 
 
 CASES = [*matmul_cases(), *neighbour_cases(), *convolution_cases(), *random_cases(sized(8, 20))]
-OTHERWISE = CASES[:: sized(4, 1)]
+OTHERWISE = CASES[:: sized(8, 1)]
 """With other numbers than the rule's own."""
 
 

@@ -160,7 +160,7 @@ def tiled_cases(count: int) -> list[Case]:
 OWN = [*plain_cases(), *neighbour_cases(), *convolution_cases()]
 TILED = tiled_cases(16)
 CASES = [*OWN, *TILED]
-RUN = [*OWN[:: sized(2, 1)], *TILED]
+RUN = [*OWN[:: sized(3, 1)], *TILED]
 """What g++ compiles: of the rule's own choices a part, of drawn ones all."""
 
 

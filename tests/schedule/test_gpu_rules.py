@@ -210,9 +210,9 @@ def random_cases(count: int) -> list[Case]:
     return cases
 
 
-DRAWN = random_cases(sized(14, 32))
+DRAWN = random_cases(sized(8, 32))
 CASES = [completed(case) for case in (*elementwise_cases(), *reduction_cases(), *rowwise_cases(), *DRAWN)]
-OTHERWISE = CASES[:: sized(4, 1)]
+OTHERWISE = CASES[:: sized(8, 1)]
 """With other numbers than the rule's own."""
 
 

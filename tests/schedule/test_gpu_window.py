@@ -159,7 +159,7 @@ def shared_input(case: Case) -> Case:
 
 CASES = [shared_input(case) for case in (*window_cases(), *reduction_cases())]
 
-SAMPLES = sized(3, 7)
+SAMPLES = sized(2, 7)
 """Choices of numbers of each stage, beside the rule's own."""
 
 

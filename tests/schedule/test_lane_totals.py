@@ -55,7 +55,7 @@ CASES = [
     of_columns("of_halves", 70, 64, te.sum, "float16"),
 ]
 
-SAMPLES = sized(4, 12)
+SAMPLES = sized(3, 12)
 """Tilings of each case, of different numbers of totals, lanes and warps where there are."""
 
 
