@@ -342,7 +342,7 @@ def test_a_file_that_is_not_whole_is_made_again(of: str, folder: Path, compiled:
         whole = path.read_bytes()
         middle = len(whole) // 2
         flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
-        for broken in (b"", whole[:middle], whole[:-1], whole + b"x", flipped, None):
+        for broken in some((whole[:middle], whole + b"x", flipped, None), (b"", whole[:-1])):
             path.unlink() if broken is None else path.write_bytes(broken)
             _assert_equal(_plan(), first)
             count += 1

@@ -72,19 +72,21 @@ def check(name: str, network, precision: str = "fp32") -> None:
     assert result.ok, f"{network!r}: largest error {result.error:.2e} of the output's magnitude"
 
 
-# Of the largest networks, V4 has most of what the other levels have, and V0 and V3 have all of V1 and V2.
+# Of the largest networks, V4 has most of what the other levels have, and V0 and V3 have all of V1 and V2. Kernels of
+# convolutions are EfficientNet's; in groups they are tested by rule, and ResNeXt's as LLVM code.
 LARGEST = ("swin", "resnext", "efficientnet")
 FP32 = some(
     [
         *((name, level) for name in ("bert", "se:M7") for level in LEVELS),
         ("se:M0", "V4"),
         *((name, level) for name in ("lstm", "mmoe") for level in ("V0", "V3", "V4")),
-        *((name, "V4") for name in LARGEST),
+        *((name, "V4") for name in LARGEST if name != "resnext"),
         # At V4 in tests/test_deep_models.py; at V1 and V2 it is what the other LSTM is.
         ("lstm-unrolled", "V3"),
     ],
     [
         *((name, level) for name in LARGEST for level in ("V0", "V3")),
+        ("resnext", "V4"),
         *(("se:M0", level) for level in LEVELS if level != "V4"),
         *((name, level) for name in ("lstm", "mmoe") for level in ("V1", "V2")),
         ("lstm-unrolled", "V0"),
@@ -154,8 +156,8 @@ def test_persistent_partition(name: str, level: str) -> None:
 @pytest.mark.parametrize(
     ("name", "level"),
     some(
-        [*((name, "V4") for name in ("bert", "lstm", "mmoe", "swin")), ("mmoe", "V0")],
-        [("bert", "V0"), ("lstm", "V0"), ("resnext", "V4"), ("efficientnet", "V4")],
+        [*((name, "V4") for name in ("bert", "lstm", "mmoe", "resnext")), ("mmoe", "V0")],
+        [("bert", "V0"), ("lstm", "V0"), ("swin", "V4"), ("efficientnet", "V4")],
     ),
 )
 def test_llvm_code(name: str, level: str) -> None:

@@ -26,6 +26,7 @@ from souffle.program import TEProgram
 from souffle.verify import PROVEN, REFUTED
 from tests.testlib import Builder, inputs_for
 from tests.thorough import sized
+from tests.thorough import some as cases
 from tests.verify.hand_made import THREADS, Memory, Run, barrier, certificate, extern, sequence, stage, tensor
 
 ARCH = "sm_90"
@@ -364,15 +365,14 @@ def described_text(mutation: Mutation) -> str:
 
 def test_a_mutant_of_which_only_a_function_is_compiled_does_the_same(trials: Trials, sandbox: Sandbox) -> None:
     kinds = set()
-    for mutation in (some("predicate", "branch", True)[0], some("block barrier", "delete", True)[0]):
-        job = Job(trials.mutations.mutant(mutation).emitted(), trials.inputs, trials.expected)
+    wrong, racing = some("predicate", "branch", True)[0], some("block barrier", "delete", True)[0]
+    ways = cases([(wrong, 4, False), (racing, 1, True)], [(wrong, 1, True), (racing, 4, False)])
+    for mutation, runs, checked in ways:
+        job = Job(trials.mutations.mutant(mutation).emitted(), trials.inputs, trials.expected, checked, runs)
         divided = dataclasses.replace(job, base=trials.mutations.compiled.plan)
-        for runs, checked in ((4, False), (1, True)):
-            alone, beside = (
-                sandbox.run(dataclasses.replace(one, runs=runs, checked=checked)) for one in (job, divided)
-            )
-            assert alone.kind == beside.kind, (described_text(mutation), alone.detail, beside.detail)
-            kinds.add(alone.kind)
+        alone, beside = sandbox.run(job), sandbox.run(divided)
+        assert alone.kind == beside.kind, (described_text(mutation), alone.detail, beside.detail)
+        kinds.add(alone.kind)
     assert len(kinds) > 1
 
 

@@ -21,6 +21,7 @@ from souffle.schedule.stage import flat_stages
 from souffle.verify import PROVEN, certify, printed
 from tests.placement.test_normalization import network, rms_norm
 from tests.testlib import run_on_cpu_device
+from tests.thorough import some
 
 pytestmark = pytest.mark.sampled(3)
 
@@ -131,7 +132,7 @@ def scaled(factor: float, offset: float) -> onnx.ModelProto:
     return b.model()
 
 
-@pytest.mark.parametrize(("factor", "offset"), [(1e-9, 0.0), (1e8, 0.0), (1e6, -1e8), (1e-4, 1.0)])
+@pytest.mark.parametrize(("factor", "offset"), some([(1e-9, 0.0), (1e8, 0.0)], [(1e6, -1e8), (1e-4, 1.0)]))
 def test_rows_beyond_the_range_of_16_bits(factor: float, offset: float) -> None:
     model = scaled(factor, offset)
     # What the rows themselves have lost of their deviation in fp32, at that mean, comes on top.

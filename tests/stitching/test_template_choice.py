@@ -25,7 +25,7 @@ OPTIONS = {"target": "cuda", "arch": "sm_80", "device": "cpu", "cubin": False, "
 
 def test_random_patterns() -> None:
     """``python -m benchmarks.pattern_campaign`` runs more: several results, groups of blocks, orders of threads."""
-    seeds = some([17, 215], [114, 132, 1287])
+    seeds = some([17], [114, 132, 215, 1287])
     found, refused, made = wrong([draw(number, number) for number in seeds])
     assert found == [] and refused == [] and len(made) == len(seeds)
 
@@ -70,6 +70,7 @@ def test_layer_norm_and_its_statistics(shape: tuple[int, int]) -> None:
     assert str(made.template) in str(made.decisions[0]) and "done/packing" in str(made.decisions[1])
 
 
+@pytest.mark.thorough("tests/stitching has it as one kernel in test_fusion.py, and its schemes in test_plan_figures.py")
 def test_two_products_keep_what_is_between_them_in_a_block() -> None:
     """2019, Figure 1: two batched products, nine element-wise operations and two reductions, four of them results."""
     model = build("multi-interests", "tiny")

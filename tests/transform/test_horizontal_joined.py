@@ -11,6 +11,7 @@ from tvm import te
 from souffle.program import Tensor, TEProgram
 from souffle.transform import horizontal
 from tests.testlib import Builder, assert_same_function
+from tests.thorough import sized
 
 RNG = np.random.default_rng(0)
 
@@ -223,7 +224,11 @@ class _Branches:
 
 
 @settings(
-    max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=sized(15, 30),
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 @given(st.data())
 def test_random_branches_keep_every_bit(data: st.DataObject) -> None:
