@@ -62,22 +62,28 @@ def test_the_blocks_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     _run_blocks(ROOT / "README.md", {})
 
 
+_QUICK = {"level": "V1", "cubin": False, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def network() -> souffle.Network:
+    """What pages have compiled."""
+    return souffle.compile(models.build("bert", "tiny"), target="cuda", **_QUICK)
+
+
 @pytest.fixture
-def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
+def quick(
+    network: souffle.Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dict[str, object]]:
     """A folder with what pages take for granted; compilations are cheap where pages do not say how."""
     for name in ("bert", "lstm", "mmoe"):
         (tmp_path / f"{name}.onnx").write_bytes(models.build(name, "tiny").SerializeToString())
     monkeypatch.chdir(tmp_path)
     compiled: Callable[..., object] = souffle.compile
-
-    def cheaply(model: object, **options: object) -> object:
-        return compiled(model, **{"level": "V1", "cubin": False, "device": "cpu", **options})
-
-    monkeypatch.setattr(souffle, "compile", cheaply)
-    bert = cheaply("bert.onnx", target="cuda")
-    bert.save("bert.souffle")
-    (tmp_path / "edited.cu").write_text(bert.kernels[0].text)
-    inputs = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in bert.inputs}
+    monkeypatch.setattr(souffle, "compile", lambda model, **options: compiled(model, **{**_QUICK, **options}))
+    network.save("bert.souffle")
+    (tmp_path / "edited.cu").write_text(network.kernels[0].text)
+    inputs = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in network.inputs}
     yield {"souffle": souffle, "models": models, "inputs": inputs}
 
 
