@@ -89,6 +89,7 @@ def test_the_text_can_be_replaced_before_it_is_compiled() -> None:
     assert (edited > plain + 0.9).all()
 
 
+@pytest.mark.thorough("that a network has its registers is in tests/test_cli.py, and what nvcc says in test_nvcc.py")
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
 def test_a_network_compiles_to_a_cubin_with_its_resources(tmp_path: Path) -> None:
     net = _compile(models.build("lstm"), level="V3", cache_dir=tmp_path)

@@ -18,7 +18,6 @@ from souffle.verify import PROVEN
 from tests.placement.spellings import SPELLINGS, Norm, power, product, weight_first
 from tests.placement.test_normalization import network, rms_norm
 from tests.testlib import run_on_cpu_device
-from tests.thorough import some
 
 pytestmark = pytest.mark.sampled(4)
 
@@ -80,9 +79,10 @@ def test_in_single_precision_with_a_residual(norm: Norm) -> None:
     assert_right(plan, model, values(), 1e-3)
 
 
+@pytest.mark.thorough("a large mean is in tests/placement/test_normalization.py and test_centred.py")
 def test_a_large_mean() -> None:
     model = network(20, 64, power, shift=1e4, residual=False)
-    for copies in some([True], [False]):
+    for copies in (False, True):
         assert_right(normalized(model, "mixed", copies=copies), model, np.nan_to_num(values()), 2e-2)
 
 

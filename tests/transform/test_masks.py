@@ -130,6 +130,7 @@ def test_attention_behind_it(operator: str, hidden: float, keys: int) -> None:
     assert not any(d.stage == "masks" for d in souffle.compile(model, **options, disable=["attention"]).plan.decisions)
 
 
+@pytest.mark.thorough("masks are conditions above; panels are left out in tests/schedule/test_chained_products.py")
 def test_panels_that_an_exporters_mask_hides_are_left_out() -> None:
     case = AttentionCase(1000, 1000, 64, 1, 1, causal=True)
     network, stages = compiled(case, "exported", "sm_80", verify="off")

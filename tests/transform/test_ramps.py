@@ -189,6 +189,7 @@ def stack_with_states(layers: int, steps: int, hidden: int, as_inputs: bool) -> 
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("as_inputs", [False, True])
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_initial_states_and_last_states(layers: int, as_inputs: bool) -> None:

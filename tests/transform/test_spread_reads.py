@@ -22,7 +22,6 @@ from souffle.transform import absorb_ramps, roll, spread_reads
 from souffle.tvm_compat import PrimExpr, collect, is_branch, load_indices, loads
 from souffle.verify import PROVEN
 from tests.testlib import Builder, assert_same_function, calls_made, inputs_for, run_on_cpu_device
-from tests.thorough import some
 from tests.transform.test_ramps import assert_same_values, loops, transformed
 
 pytestmark = pytest.mark.sampled(6)
@@ -337,10 +336,11 @@ def compiled(model: object, **options: object) -> CompiledKernels:
     return compile_cuda(program, **{"level": "V4", "arch": "sm_90", "cubin": False, "verify": "values", **options})
 
 
+@pytest.mark.thorough("written by hand they are below, and of a whole LSTM in tests/kernel/test_tile_waits.py")
 @pytest.mark.parametrize(
     ("kind", "hidden", "steps", "batch", "attributes", "disable"),
     # Products computed in channels alone are predicted to take less here than a loop.
-    some([("GRU", 32, 6, 3, {"linear_before_reset": 1}, ["channels"])], [("LSTM", 48, 6, 1, {}, ["channels"])]),
+    [("GRU", 32, 6, 3, {"linear_before_reset": 1}, ["channels"]), ("LSTM", 48, 6, 1, {}, ["channels"])],
 )
 def test_kernels_are_right_and_proven(
     monkeypatch: pytest.MonkeyPatch,
