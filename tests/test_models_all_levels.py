@@ -72,26 +72,21 @@ def check(name: str, network, precision: str = "fp32") -> None:
     assert result.ok, f"{network!r}: largest error {result.error:.2e} of the output's magnitude"
 
 
-# Of the largest networks, V4 has most of what the other levels have, and V0 and V3 have all of V1 and V2. Kernels of
-# convolutions are EfficientNet's; in groups they are tested by rule, and ResNeXt's as LLVM code.
+# Of the largest networks, V4 has most of what the other levels have, and V0 and V3 have all of V1 and V2.
 LARGEST = ("swin", "resnext", "efficientnet")
 FP32 = some(
     [
         *((name, level) for name in ("bert", "se:M7") for level in LEVELS),
         ("se:M0", "V4"),
         *((name, level) for name in ("lstm", "mmoe") for level in ("V0", "V3")),
-        ("mmoe", "V4"),
-        *((name, "V4") for name in LARGEST if name != "resnext"),
+        *((name, "V4") for name in ("lstm", "mmoe", *LARGEST)),
         # At V4 in tests/test_deep_models.py; at V1 and V2 it is what the other LSTM is.
         ("lstm-unrolled", "V3"),
     ],
     [
         *((name, level) for name in LARGEST for level in ("V0", "V3")),
-        ("resnext", "V4"),
         *(("se:M0", level) for level in LEVELS if level != "V4"),
         *((name, level) for name in ("lstm", "mmoe") for level in ("V1", "V2")),
-        # At V4 one of both directions is in tests/kernel/test_tile_waits.py.
-        ("lstm", "V4"),
         ("lstm-unrolled", "V0"),
     ],
 )

@@ -19,7 +19,7 @@ from benchmarks.hfuse.references import named
 from souffle.emulator import CpuModule, compile_text
 from souffle.hfuse import SPACES, Launch, check, even_split, fuse
 
-pytestmark = pytest.mark.sampled(10)
+pytestmark = pytest.mark.sampled(5)
 
 ORDERS = (("fixed", 0), ("shuffled", 1), ("shuffled", 2), ("shuffled", 3))
 BLOCKS = {"batchnorm": (64, 480), "hist": (32, 224), "im2col": (64, 416), "maxpool": (96, 512), "upsample": (32, 352)}
