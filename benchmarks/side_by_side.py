@@ -1,9 +1,9 @@
 """Independent stages side by side: which pairs networks have, what each way is predicted to take, and its adversaries.
 
-``python -m benchmarks.side_by_side pairs --out docs/results/side_by_side.json [--models nmt ...]`` lists, for each
-network, the pairs of independent stages of its kernels that could be in one epoch, with predicted times one after the
-other, in block space, and in thread space by the split of a block's teams; and the predicted time of the network with
-and without what is taken.
+``python -m benchmarks.side_by_side sets --out docs/results/side_by_side.json [--models nmt ...]`` lists, for each
+network, the sets of independent stages that its kernels have between two barriers, with predicted times one after the
+other and in the best way of each kind: in block space, by teams of a block, by parts of one; what bounds each stage;
+and the predicted time of the network with and without what is taken.
 
 ``python -m benchmarks.side_by_side taken --out docs/results/side_by_side_taken.json`` compiles networks, and two
 together, with nvcc and the certificate: what is taken, and what the kernels ask of a multiprocessor with and without.
@@ -49,12 +49,14 @@ from souffle.cost.kernel import KernelForecast
 from souffle.kernel import kernel_plan, merged_program
 from souffle.kernel.block_parts import PART_STEP, Divisions
 from souffle.kernel.calls import CallPlan, EpochOrder
-from souffle.kernel.side_by_side import last_epoch, side_by_side
+from souffle.kernel.kernel_plan import independent_stages
+from souffle.kernel.side_by_side import Considered, last_epoch
 from souffle.kernel.ways import arrangements
 from souffle.mutation.mutants import Mutations
 from souffle.mutation.sandbox import Sandbox
 from souffle.mutation.trial import Trials, described, inputs_of
 from souffle.options import LEVELS
+from souffle.partition import PartitionRequest, Subprogram
 from souffle.pipeline import compile_cuda
 from souffle.program import Tensor, TEProgram
 from souffle.runtime.cpu_runner import CpuRunner
@@ -62,6 +64,7 @@ from souffle.runtime.explain import predicted_seconds
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.group import Group
 from souffle.schedule.lower.shares import Share
+from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import Stage, flat_stages
 from souffle.verify import REFUTED
 from tests.testlib import Builder, inputs_for
@@ -90,7 +93,7 @@ _TAKEN = (
 _MUTATED = range(500, 508)
 """Seeds of the programs that are changed."""
 
-_PAIRS = 6
+_SETS = 6
 """Of each network, those that gain most."""
 
 
@@ -242,32 +245,44 @@ def mutants(seed: int, count: int) -> dict[str, Any]:
     return {"part": "mutants", "seed": seed, "counts": dict(counts), "missed": missed}
 
 
-# Pairs of networks
+# Independent stages of networks
 
 
-def pairs_of(model: str, arch: str, precision: str) -> dict[str, Any]:
-    """The pairs of independent stages of a network that gain most, and the network with what is taken of them."""
+def sets_of(model: str, arch: str, precision: str) -> dict[str, Any]:
+    """The sets of independent stages of a network, what each way is predicted to take, and what is taken."""
     program = souffle.import_onnx(models.build(model, size="paper"))
     options = {"level": "V4", "precision": precision, "arch": arch, "verify": "off", "cubin": False}
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    found: list[dict[str, Any]] = []
 
-    def listed(
-        plan: CallPlan, forecast: KernelForecast, teams: int, planned: Callable[..., CallPlan], **parts: bool
-    ) -> CallPlan:
-        for order in plan.orders:
-            for pair in pairs_of_order(order):
-                row = row_of(pair, order.runs, plan, forecast, teams)
-                found[pair[0].name, pair[1].name] = row
-        return side_by_side(plan, forecast, teams, planned, **parts)
+    def listed(subprogram: Subprogram, request: PartitionRequest, *arguments: Any, **options: Any) -> CallPlan:
+        for one in independent_stages(subprogram, request, *arguments):
+            found.append(_set_row(one, request.forecast, request.together(subprogram.stages)))
+        return kernel_plan.plan_kernel(subprogram, request, *arguments, **options)
 
-    with mock.patch.object(merged_program, "plan_kernel", partial(with_listed, listed)):
+    with mock.patch.object(merged_program, "plan_kernel", listed):
         plan = compile_cuda(program, **options).plan
     without = compile_cuda(program, **options, disable=("hfuse",)).plan
-    rows = sorted(found.values(), key=lambda row: min(row["ways"].values()) * row["runs"] - row["apart"] * row["runs"])
+    found.sort(key=lambda row: row["runs"] * (min(us for us, _ in row["ways"].values()) - row["apart"]))
     taken = [d.subject for d in plan.decisions if d.stage == "hfuse" and d.accepted]
     return {
-        "model": model, "arch": arch, "precision": precision, "pairs": len(rows), "best": rows[:_PAIRS],
+        "model": model, "arch": arch, "precision": precision, "sets": len(found), "best": found[:_SETS],
         "taken": taken, "us": _us(predicted_seconds(plan)), "us_without": _us(predicted_seconds(without)),
+    }  # fmt: skip
+
+
+def _set_row(one: Considered, forecast: KernelForecast, block: StageResources) -> dict[str, Any]:
+    """What independent stages take in the best way of each kind, in µs."""
+    ways: dict[str, tuple[float, str]] = {}
+    for way in one.ways:
+        shared = any(share.teams for share in way.shares)
+        kind = "parts" if way.parted else "teams" if shared else "blocks"
+        ways.setdefault(kind, (_us(one.apart - way.gain), " | ".join(map(str, way.shares))))
+    launch = {"grid": one.block.resident, "teams": one.block.teams}
+    most = one.block.resident * one.block.teams
+    return {
+        "stages": [stage.name for stage in one.stages], "tiles": [stage.schedule.tiles for stage in one.stages],
+        "runs": one.runs, "block": str(one.block), "apart": _us(one.apart), "ways": ways,
+        "bound": [forecast.bound(stage, block, most, **launch) for stage in one.stages],
     }  # fmt: skip
 
 
@@ -329,10 +344,10 @@ def taken_of(network: str, arch: str, precision: str) -> dict[str, Any]:
             for kernel, count in ((k, sum(x.kernel == n for x in plan.launches)) for n, k in enumerate(plan.kernels))
         ]  # fmt: skip
         taken = [f"{d.subject}: {d.reason}" for d in plan.decisions if d.stage == "hfuse" and d.accepted]
-        most = sorted(asked, key=lambda one: -one["threads"])[:_PAIRS]
+        most = sorted(asked, key=lambda one: -one["threads"])[:_SETS]
         found[label] = {
             "us": _us(predicted_seconds(plan)), "verdict": plan.certificate.verdict, "kernels": len(plan.kernels),
-            "taken": len(taken), "first": taken[:_PAIRS], "asked": most,
+            "taken": len(taken), "first": taken[:_SETS], "asked": most,
         }  # fmt: skip
     if len(names) > 1:
         alone = [compile_cuda(one, **options, verify="off", cubin=False).plan for one in programs.values()]
@@ -451,17 +466,17 @@ def _table(results: Sequence[dict[str, Any]]) -> str:
     rows = []
     for result in results:
         names = f"{result['model']} {result['precision']} {result['arch']}"
-        rows.append((names, f"{result['pairs']} pairs", "", "", f"{result['us_without']} -> {result['us']}"))
+        rows.append((names, f"{result['sets']} sets", "", "", f"{result['us_without']} -> {result['us']}"))
         for row in result["best"]:
-            ways = ", ".join(f"{way}: {us}" for way, us in row["ways"].items())
+            ways = ", ".join(f"{kind}: {us} ({way})" for kind, (us, way) in row["ways"].items())
             rows.append(("", " | ".join(row["stages"]), " | ".join(row["bound"]), row["apart"], ways))
-    return format_table(("network", "pair", "bound by", "apart, us", "side by side, us"), rows)
+    return format_table(("network", "independent stages", "bound by", "apart, us", "side by side, us"), rows)
 
 
 def main() -> int:
     """Run what is not kept yet, and print; 1 where bits are others or a change of a result is not refuted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("pairs", "taken", "ways", "siege"))
+    parser.add_argument("what", choices=("sets", "taken", "ways", "siege"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--models", nargs="+", default=list(_MODELS))
     parser.add_argument("--arch", nargs="+", default=["sm_80", "sm_90"])
@@ -471,9 +486,9 @@ def main() -> int:
     arguments = parser.parse_args()
     results = kept_results(arguments.out)
     jobs: dict[tuple[Any, ...], Callable[[], dict[str, Any]]] = {}
-    if arguments.what == "pairs":
+    if arguments.what == "sets":
         ways = [(m, a, p) for m in arguments.models for p in arguments.precision for a in arguments.arch]
-        jobs = {way: partial(pairs_of, *way) for way in ways}
+        jobs = {way: partial(sets_of, *way) for way in ways}
         known = {(r["model"], r["arch"], r["precision"]) for r in results}
     elif arguments.what == "taken":
         ways = [(network, arch, precision) for network, precision in _TAKEN for arch in arguments.arch]
@@ -491,7 +506,7 @@ def main() -> int:
         if key not in known:
             results.append(job())
             save_results(str(arguments.out), "benchmarks.side_by_side", results)
-            print(_table(results[-1:]) if arguments.what == "pairs" else results[-1], flush=True)
+            print(_table(results[-1:]) if arguments.what == "sets" else results[-1], flush=True)
     if arguments.what != "siege":
         return 0
     programs = [r for r in results if r["part"] == "programs"]

@@ -218,7 +218,7 @@ class _Group:
             for way, _ in self.ways
         ]
         ways += [one for forms, one in self.known.items() if all(forms != _forms(way.shares) for way, _ in self.ways)]
-        ways.sort(key=lambda one: one.seconds if one.seconds is not None else one.predicted_seconds or float("inf"))
+        ways.sort(key=lambda one: (one.seconds is None, one.seconds or one.predicted_seconds or float("inf")))
         names = tuple(stage.name for stage in given.stages)
         return GroupReport(names, self.runs, str(given.block), given.apart, tuple(ways), self.new, self.alike)
 

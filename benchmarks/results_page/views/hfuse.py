@@ -2,62 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
 
 from benchmarks.results_page.files import Record, Source
 from benchmarks.results_page.tables import Table, decimal, percent, slashed, table
 from benchmarks.results_page.views.typed import notes
 
-__all__ = ["fused_kernels", "fused_speed", "parts_of_blocks", "side_by_side", "side_by_side_compiled"]
+__all__ = [
+    "fused_kernels",
+    "fused_speed",
+    "independent_stages",
+    "parts_of_blocks",
+    "side_by_side",
+    "side_by_side_compiled",
+]
 
 _NAMES = {"resnext": "ResNeXt"}
-_ARCHS = ("sm_80", "sm_90")
 
 
-def _by_arch(source: Source) -> dict[tuple[str, str], dict[str, Record]]:
-    found: dict[tuple[str, str], dict[str, Record]] = {}
-    for one in source.results:
-        name = _NAMES.get(one["model"], one["model"])
-        found.setdefault((name, one["precision"]), {})[one["arch"]] = one
-    return found
+def _name(one: Record) -> str:
+    return _NAMES.get(one["model"], one["model"])
 
 
 def _times(one: Record) -> str:
     return f"{decimal(one.number('us_without'), 1)} → {decimal(one.number('us'), 1)}"
 
 
-def side_by_side(source: Source, told: Source) -> Table:
-    """What networks gain; what gains most is as it was read from the pairs."""
-    found = _by_arch(source)
-
-    def rows() -> Iterator[list[str]]:
-        for (name, precision), most in notes(told, keys=2).items():
-            of = found.get((name, precision))
-            if of is None:
-                yield [name, precision, "none", "", "", "", *most]
-                continue
-            both = [of[arch] for arch in _ARCHS]
-            counts = [slashed(*(one["pairs"] for one in both)), slashed(*(len(one["taken"]) for one in both))]
-            yield [name, precision, *counts, *map(_times, both), *most]
-
-    columns = (
-        "network, paper size | precision | pairs (A100 / H200) | taken | A100 µs, without → with | H200 µs, "
-        "without → with | "
-        "what gains most (H200)"
-    )
-    return table(columns, rows())
-
-
-def parts_of_blocks(source: Source, told: Source) -> Table:
-    """What parts of a block's threads gain; what gains most is as it was read from the pairs."""
-    found = _by_arch(source)
-    rows = []
-    for (name, precision), most in notes(told, keys=2).items():
-        of = found.get((name, precision), {})
-        times = [_times(of[arch]) if arch in of and of[arch]["taken"] else "none" for arch in _ARCHS]
-        rows.append([name, precision, *times, *most])
-    columns = "network, paper size | precision | A100 µs, teams only → with parts | H200 µs | what gains most"
+def side_by_side(source: Source) -> Table:
+    """What networks have of independent stages, and what they gain."""
+    rows = [[_name(one), one["precision"], one["sets"], len(one["taken"]), _times(one)] for one in source.results]
+    columns = "network, paper size | precision | sets | taken | H200 µs, without → with"
     return table(columns, rows)
+
+
+def independent_stages(source: Source) -> Table:
+    """Each set of stages that gains by something, with the best way of each kind."""
+
+    def way(row: Record, kind: str) -> str:
+        if kind not in row["ways"]:
+            return ""
+        us, words = row["ways"][kind]
+        return f"{decimal(us, 2)} ({words})" if us < row["apart"] else "no gain"
+
+    rows = [
+        [
+            f"{_name(one)}, {one['precision']}",
+            " \\| ".join(row["stages"][:_NAMED]) + (" ..." if len(row["stages"]) > _NAMED else ""),
+            slashed(*row["bound"][:_NAMED]),
+            decimal(row.number("apart"), 2),
+            *(way(row, kind).replace("|", "\\|") for kind in ("blocks", "teams", "parts")),
+        ]
+        for one in source.results
+        for row in one.records("best")
+        if min(us for us, _ in row["ways"].values()) < row["apart"] - _LEAST_US
+    ]
+    columns = "network | stages | bound by | one after the other, µs | block space | teams | parts"
+    return table(columns, rows)
+
+
+_NAMED = 3
+"""Stages of a set that a row names."""
+
+_LEAST_US = 0.3
+"""What a set gains that has a row: about what the model resolves."""
+
+
+def parts_of_blocks(source: Source) -> Table:
+    """What parts of a block's threads gain, in steps of 128 and in whole warps."""
+    rows = [
+        [
+            f"{_name(one)}, {one['precision']}",
+            {"sm_80": "A100", "sm_90": "H200"}[one["arch"]],
+            *(decimal(one.number(key), 1) for key in ("us_without", "us_in_steps", "us")),
+            *_threads(one),
+            one["verdict"],
+        ]
+        for one in source.results
+        if one["taken"]
+    ]
+    columns = "network, paper size | GPU | teams only, µs | parts of 128 | in warps | taken | certificate"
+    return table(columns, rows)
+
+
+def _threads(one: Record) -> list[str]:
+    """The threads of each division, such as ``384 + 128``."""
+    several = [
+        " + ".join(str(int(last) - int(first) + 1) for first, last in re.findall(r"\(threads (\d+) to (\d+)\)", text))
+        for text in one["taken"]
+    ]
+    return [", ".join(several)]
 
 
 _TAKEN = {
