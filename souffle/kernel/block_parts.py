@@ -96,13 +96,12 @@ class Divisions:
             for warps in _SHIFTED:
                 moved = [*sizes, self.threads - sum(sizes)]
                 moved[taker], moved[giver] = moved[taker] + warps * WARP, moved[giver] - warps * WARP
-                if min(moved[:-1]) >= WARP and max(moved[:-1]) <= _SIZES[-1]:
-                    yield from self.made(stages, chosen, moved[:-1])
+                yield from self.made(stages, chosen, moved[:-1])
 
     def made(
         self, stages: Sequence[Stage], chosen: Sequence[int], sizes: Sequence[int]
     ) -> Iterator[tuple[Share, ...]]:
-        """The division with parts of some sizes for chosen stages; nothing where there are no such parts.
+        """The division with parts of some sizes for chosen stages; nothing where blocks cannot be divided so.
 
         Parameters
         ----------
@@ -122,6 +121,8 @@ class Divisions:
         first = start = 0
         parts: list[Part] = []
         if self.stays or sum(sizes) > self.threads or part_number(self.teams, len(sizes) - 1) > MOST_NUMBER:
+            return []
+        if any(threads % WARP or not WARP <= threads <= _SIZES[-1] for threads in sizes):
             return []
         for order, (stage, threads) in enumerate(zip(stages, sizes, strict=True)):
             function = scheduled_for(stage, threads, self.arch)

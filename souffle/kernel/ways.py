@@ -168,7 +168,7 @@ class WayPrices:
     def shares_of(self, stages: Sequence[Stage], one: Arrangement) -> tuple[Share, ...]:
         """The shares that were measured; none where parts have no such schedules any more."""
         forms = [stage.share for stage in one.stages]
-        if any(team + teams > self.teams for team, teams, *_ in forms):
+        if any(team + teams > self.teams or (team and not teams) for team, teams, *_ in forms):
             return ()
         chosen = [number for number, (*_, threads) in enumerate(forms) if threads]
         if not chosen:

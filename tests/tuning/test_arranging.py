@@ -134,6 +134,11 @@ def test_what_was_measured_decides(measured, tmp_path) -> None:
     unlike += [replace(one, block=replace(one.block, resident=1)) for one in lines]
     _, said = hfuse_of(written(tmp_path / "unlike", [figured(one, 5e-6) for one in unlike]))
     assert said[0].startswith("True") and "predicted to take" in said[0]
+    # Blocks cannot be divided so.
+    odd = [(0, 0, 0, 100), (0, 0, 0, 4096), (1, 0, 0, 0), (0, 3, 0, 0)]
+    strange = [replace(parted, stages=tuple(replace(own, share=form) for own in parted.stages)) for form in odd]
+    _, said = hfuse_of(written(tmp_path / "strange", [figured(one, 1e-6) for one in strange]))
+    assert "predicted to take" in said[0]
     # A part whose function is another now.
     stages = tuple(replace(stage, part="0" * 16) for stage in parted.stages)
     _, said = hfuse_of(written(tmp_path / "changed", [figured(replace(parted, stages=stages), 1e-6)]))
