@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from benchmarks.results_page.files import Record, Source
 from benchmarks.results_page.tables import Table, decimal, percent, slashed, table
-from benchmarks.results_page.views.typed import notes
 
 __all__ = [
     "fused_kernels",
@@ -17,7 +17,9 @@ __all__ = [
     "side_by_side_compiled",
 ]
 
-_NAMES = {"resnext": "ResNeXt"}
+_NAMES = {
+    "resnext": "ResNeXt", "bert": "BERT", "efficientnet": "EfficientNet", "lstm": "LSTM", "mmoe": "MMoE", "swin": "Swin"
+}  # fmt: skip
 
 
 def _name(one: Record) -> str:
@@ -74,7 +76,7 @@ def parts_of_blocks(source: Source) -> Table:
             f"{_name(one)}, {one['precision']}",
             {"sm_80": "A100", "sm_90": "H200"}[one["arch"]],
             *(decimal(one.number(key), 1) for key in ("us_without", "us_in_steps", "us")),
-            *_threads(one),
+            _divisions(one["taken"]),
             one["verdict"],
         ]
         for one in source.results
@@ -84,13 +86,13 @@ def parts_of_blocks(source: Source) -> Table:
     return table(columns, rows)
 
 
-def _threads(one: Record) -> list[str]:
-    """The threads of each division, such as ``384 + 128``."""
+def _divisions(decisions: Iterable[str]) -> str:
+    """The threads of each division that decisions name, such as ``384 + 128``."""
     several = [
         " + ".join(str(int(last) - int(first) + 1) for first, last in re.findall(r"\(threads (\d+) to (\d+)\)", text))
-        for text in one["taken"]
+        for text in decisions
     ]
-    return [", ".join(several)]
+    return ", ".join(filter(None, several))
 
 
 _TAKEN = {
@@ -98,9 +100,8 @@ _TAKEN = {
 }  # fmt: skip
 
 
-def side_by_side_compiled(source: Source, alone: Source) -> Table:
+def side_by_side_compiled(source: Source) -> Table:
     """Compiled with nvcc; the times of two networks alone are of other compilations."""
-    told = notes(alone)
 
     def asked(one: Record) -> str:
         (kernel,) = one.records("asked")
@@ -110,13 +111,16 @@ def side_by_side_compiled(source: Source, alone: Source) -> Table:
         name = f"{_TAKEN[one['network']]}, {one['precision']}"
         both = [one.record(which) for which in ("without", "with")]
         resources = [asked(of) for of in both]
-        same = resources[0] == resources[1] and (name,) not in told
+        same = resources[0] == resources[1] and "alone_us" not in one
+        alone = one.get("alone_us", [])
+        total = f" = {decimal(sum(alone), 1)}" if len(alone) > 1 else ""
         return [
             name,
-            *told.get((name,), ("",)),
+            " + ".join(decimal(us, 1) for us in alone) + total,
             *(decimal(of.number("us"), 1) for of in both),
             both[1]["taken"],
             slashed(resources[0], "the same" if same else resources[1]),
+            _divisions(both[1]["first"]),
             "PROVEN" if all(of["verdict"] == "PROVEN" for of in both) else slashed(*(of["verdict"] for of in both)),
         ]
 
@@ -124,7 +128,7 @@ def side_by_side_compiled(source: Source, alone: Source) -> Table:
     rows = sorted(source.results, key=lambda one: (order.index(one["network"]) > 0, source.results.index(one)))
     columns = (
         "compiled with nvcc, sm_90 | alone, µs | together without | together with | taken | registers, shared bytes, "
-        "threads, resident blocks: without / with | certificate"
+        "threads, resident blocks: without / with | parts of blocks | certificate"
     )
     return table(columns, map(row, rows))
 
