@@ -85,7 +85,7 @@ _TAKEN = (
     ("nmt", "fp32"),
     ("resnext", "fp32"),
     ("resnext", "mixed"),
-    ("bi-rnn", "fp32"),
+    ("bi-rnn", "mixed"),
     ("bert+resnext", "mixed"),
 )
 """Networks in which something is taken, alone or two together, and their precision."""

@@ -104,20 +104,22 @@ def side_by_side_compiled(source: Source) -> Table:
     """Compiled with nvcc; the times of two networks alone are of other compilations."""
 
     def asked(one: Record) -> str:
-        (kernel,) = one.records("asked")
+        """Of the kernel that waits most, which is nearly all of the network."""
+        kernel = max(one.records("asked"), key=lambda kernel: kernel["waits"])
         return ", ".join(f"{kernel.number(key):,}" for key in ("registers", "shared", "threads", "blocks"))
 
     def row(one: Record) -> list[object]:
         name = f"{_TAKEN[one['network']]}, {one['precision']}"
         both = [one.record(which) for which in ("without", "with")]
         resources = [asked(of) for of in both]
-        same = resources[0] == resources[1] and "alone_us" not in one
+        same = resources[0] == resources[1]
         alone = one.get("alone_us", [])
         total = f" = {decimal(sum(alone), 1)}" if len(alone) > 1 else ""
         return [
             name,
             " + ".join(decimal(us, 1) for us in alone) + total,
             *(decimal(of.number("us"), 1) for of in both),
+            slashed(*(of["kernels"] for of in both)),
             both[1]["taken"],
             slashed(resources[0], "the same" if same else resources[1]),
             _divisions(both[1]["first"]),
@@ -127,7 +129,7 @@ def side_by_side_compiled(source: Source) -> Table:
     order = list(_TAKEN)
     rows = sorted(source.results, key=lambda one: (order.index(one["network"]) > 0, source.results.index(one)))
     columns = (
-        "compiled with nvcc, sm_90 | alone, µs | together without | together with | taken | registers, shared bytes, "
+        "compiled with nvcc, sm_90 | alone, µs | without | with | kernels | taken | registers, shared bytes, "
         "threads, resident blocks: without / with | parts of blocks | certificate"
     )
     return table(columns, map(row, rows))
