@@ -83,10 +83,10 @@ def test_each_change_that_matters_is_refuted() -> None:
     mutations = Mutations(net)
     with Sandbox() as sandbox:
         trials = Trials(mutations, inputs_of(net.plan, inputs_for(program)), sandbox)
-        found = [trials.run(mutation) for mutation in mutations.sample(sized(8, 12), seed=1, kinds=("part",))]
+        found = [trials.run(mutation) for mutation in mutations.sample(sized(5, 12), seed=1, kinds=("part",))]
     assert not misses(found), "\n".join(map(described, misses(found)))
-    assert sum(trial.verdict == REFUTED for trial in found) >= sized(5, 8)
-    assert sum(trial.changed for trial in found) >= sized(4, 6)
+    assert sum(trial.verdict == REFUTED for trial in found) >= sized(3, 8)
+    assert sum(trial.changed for trial in found) >= sized(2, 6)
 
 
 def test_what_a_launch_has_no_room_for_is_refuted() -> None:

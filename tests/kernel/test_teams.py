@@ -309,9 +309,9 @@ def test_each_change_that_matters_is_refuted(force: Force) -> None:
     mutations = Mutations(net)
     with Sandbox() as sandbox:
         trials = Trials(mutations, inputs_of(net.plan, inputs_for(program)), sandbox)
-        found = [trials.run(mutation) for mutation in mutations.sample(sized(10, 16), seed=1, kinds=("team",))]
+        found = [trials.run(mutation) for mutation in mutations.sample(sized(6, 16), seed=1, kinds=("team",))]
     assert not misses(found), "\n".join(map(described, misses(found)))
-    assert sum(trial.changed for trial in found) >= 10
+    assert sum(trial.changed for trial in found) >= sized(5, 10)
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc here")
