@@ -93,6 +93,12 @@ _TAKEN = (
 _MUTATED = range(500, 508)
 """Seeds of the programs that are changed."""
 
+_SPLITS = 16
+"""Ways of a set that are kept: those that gain most."""
+
+_MOST_REGISTERS = 255
+"""Of a thread."""
+
 _SETS = 6
 """Of each network, those that gain most."""
 
@@ -256,7 +262,8 @@ def sets_of(model: str, arch: str, precision: str) -> dict[str, Any]:
 
     def listed(subprogram: Subprogram, request: PartitionRequest, *arguments: Any, **options: Any) -> CallPlan:
         for one in independent_stages(subprogram, request, *arguments):
-            found.append(_set_row(one, request.forecast, request.together(subprogram.stages)))
+            block = request.forecast.together(flat_stages(subprogram.stages))
+            found.append(_set_row(one, request.forecast, block))
         return kernel_plan.plan_kernel(subprogram, request, *arguments, **options)
 
     with mock.patch.object(merged_program, "plan_kernel", listed):
@@ -279,11 +286,20 @@ def _set_row(one: Considered, forecast: KernelForecast, block: StageResources) -
         ways.setdefault(kind, (_us(one.apart - way.gain), " | ".join(map(str, way.shares))))
     launch = {"grid": one.block.resident, "teams": one.block.teams}
     most = one.block.resident * one.block.teams
+    # 001, Figure 6: so many registers that as many blocks fit as the kernel has of them.
+    threads = one.block.threads * one.block.teams * max(1, one.block.resident // forecast.device.sm_count)
+    splits = {" | ".join(map(_threads, way.shares)): _us(one.apart - way.gain) for way in one.ways[:_SPLITS]}
     return {
         "stages": [stage.name for stage in one.stages], "tiles": [stage.schedule.tiles for stage in one.stages],
-        "runs": one.runs, "block": str(one.block), "apart": _us(one.apart), "ways": ways,
+        "runs": one.runs, "block": str(one.block), "apart": _us(one.apart), "ways": ways, "splits": splits,
         "bound": [forecast.bound(stage, block, most, **launch) for stage in one.stages],
+        "registers": block.registers, "r0": min(_MOST_REGISTERS, forecast.device.registers_per_sm // threads // 8 * 8),
     }  # fmt: skip
+
+
+def _threads(share: Share) -> str:
+    """Who computes a stage's tiles, in short."""
+    return str(share.part.function.threads) if share.part else str(share)
 
 
 def with_listed(listed: Callable[..., CallPlan], *arguments: object, **options: object) -> CallPlan:

@@ -103,6 +103,7 @@ VIEWS = {
     # stages side by side
     "side-by-side": View(hfuse.side_by_side, _PREDICTED),
     "independent-stages": View(hfuse.independent_stages, _PREDICTED),
+    "splits-of-stages": View(hfuse.splits_of_stages, _PREDICTED),
     "side-by-side-compiled": View(hfuse.side_by_side_compiled, (*_PREDICTED, "code")),
     "parts-of-blocks": View(hfuse.parts_of_blocks, _PREDICTED),
     "fused-kernels": View(hfuse.fused_kernels, ()),

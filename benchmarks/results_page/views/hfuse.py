@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import islice
 
 from benchmarks.results_page.files import Record, Source
 from benchmarks.results_page.tables import Table, decimal, percent, slashed, table
@@ -15,6 +16,7 @@ __all__ = [
     "parts_of_blocks",
     "side_by_side",
     "side_by_side_compiled",
+    "splits_of_stages",
 ]
 
 _NAMES = {
@@ -37,6 +39,37 @@ def side_by_side(source: Source) -> Table:
     return table(columns, rows)
 
 
+def _gaining(source: Source) -> list[tuple[Record, Record]]:
+    """The sets of stages that gain by something, each with its network."""
+    return [
+        (one, row)
+        for one in source.results
+        for row in one.records("best")
+        if min(us for us, _ in row["ways"].values()) < row["apart"] - _LEAST_US
+    ]
+
+
+def _stages(row: Record) -> str:
+    return " \\| ".join(row["stages"][:_NAMED]) + (" ..." if len(row["stages"]) > _NAMED else "")
+
+
+def splits_of_stages(source: Source) -> Table:
+    """What each set takes by who computes its stages, and what bounds their registers."""
+    rows = [
+        [
+            f"{_name(one)}, {one['precision']}",
+            _stages(row),
+            slashed(row["registers"], row["r0"]),
+            decimal(row.number("apart"), 2),
+            ", ".join(f"{split}: {decimal(us, 2)}" for split, us in islice(row["splits"].items(), _SPLITS)).replace(
+                "|", "\\|"
+            ),
+        ]
+        for one, row in _gaining(source)
+    ]
+    return table("network | stages | registers / r0 | one after the other, µs | µs by split", rows)
+
+
 def independent_stages(source: Source) -> Table:
     """Each set of stages that gains by something, with the best way of each kind."""
 
@@ -49,14 +82,12 @@ def independent_stages(source: Source) -> Table:
     rows = [
         [
             f"{_name(one)}, {one['precision']}",
-            " \\| ".join(row["stages"][:_NAMED]) + (" ..." if len(row["stages"]) > _NAMED else ""),
+            _stages(row),
             slashed(*row["bound"][:_NAMED]),
             decimal(row.number("apart"), 2),
             *(way(row, kind).replace("|", "\\|") for kind in ("blocks", "teams", "parts")),
         ]
-        for one in source.results
-        for row in one.records("best")
-        if min(us for us, _ in row["ways"].values()) < row["apart"] - _LEAST_US
+        for one, row in _gaining(source)
     ]
     columns = "network | stages | bound by | one after the other, µs | block space | teams | parts"
     return table(columns, rows)
@@ -64,6 +95,9 @@ def independent_stages(source: Source) -> Table:
 
 _NAMED = 3
 """Stages of a set that a row names."""
+
+_SPLITS = 8
+"""Ways that a row has, those that gain most."""
 
 _LEAST_US = 0.3
 """What a set gains that has a row: about what the model resolves."""
