@@ -35,6 +35,7 @@ from souffle.tuning import (
     cost_device_for,
     recipes_nearby,
     search,
+    sets_named,
     tasks_of,
 )
 from souffle.tuning.learned import learned_ranking
@@ -177,6 +178,7 @@ def tune_side_by_side(
     dims: Dims | None = None,
     constants: Mapping[str, Any] | None = None,
     device: str | None = None,
+    tasks: str = "",
     seconds: float | None = None,
     on: str = "local",
     measure: str = "auto",
@@ -205,6 +207,8 @@ def tune_side_by_side(
         One at which stages are computed side by side: ``"V4"``.
     arch, log, precision, fusion, policy, partition, reductions, disable, batch, dims, constants
         As for :func:`tune`.
+    tasks : str
+        A regular expression: only sets with a stage in whose name it is found.
     device, seconds, on, measure, candidate_seconds, candidate_mb, cache_dir, progress
         As for :func:`tune`.
 
@@ -225,23 +229,23 @@ def tune_side_by_side(
     if not options.waiting.side_by_side:
         raise OptionError(f"level={level} has no stages side by side here; give level='V4', and do not disable hfuse")
     given = ModelOptions(batch, dims, constants, INTEGERS not in options.disable)
-    writer = LogWriter(Path(log), options.arch, cuda_target(options.arch))
     # The stages and schedules that compilation with this log has.
-    options = replace(options, tuning_log=log)
+    options = replace(options, tuning_log=log if Path(log).is_dir() else None)
     with engine_for(on) as engine:
         bench = setting.bench(measure, engine)
-        groups: list[Considered] = []
+        several: list[Considered] = []
         for model in models if isinstance(models, (list, tuple)) else (models,):
             progress("importing")
             for _, program in programs_of(model, given):
-                groups += independent_stages_of(program, options, progress=progress)
+                several += independent_stages_of(program, options, progress=progress)
+        measures = isinstance(bench, MeasuringBench)
         return arrange(
-            groups,
+            sets_named(several, tasks),
             trials=trials,
             request=setting.request,
             cost_device=setting.cost_device,
-            bench=bench if isinstance(bench, MeasuringBench) else None,
-            writer=writer,
+            bench=bench if measures else None,
+            writer=LogWriter(Path(log), options.arch, cuda_target(options.arch)) if measures else None,
             engine=engine,
             limits=Limits(candidate_seconds, candidate_mb),
             seconds=seconds,

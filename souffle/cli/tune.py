@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", choices=tuple(LEVELS), default="V4")
     parser.add_argument("--log", default="tuning_logs", metavar="DIR", help="folder of the logs (default: tuning_logs)")
     parser.add_argument("--device", metavar="PRODUCT", help="predict for this product, and measure nothing")
-    parser.add_argument("--tasks", default="", metavar="REGEX", help="only stages whose name it is found in")
+    parser.add_argument("--tasks", default="", metavar="REGEX", help="only stages (sets with one) of such a name")
     parser.add_argument("--time", type=float, metavar="SECONDS", help="build no further candidates after so long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def tune(arguments: argparse.Namespace, progress: Progress) -> int:
     """Run the command."""
     search = souffle.tune_side_by_side if arguments.side_by_side else souffle.tune
-    schedules = {} if arguments.side_by_side else {"tasks": arguments.tasks, "seed": arguments.seed}
+    schedules = {} if arguments.side_by_side else {"seed": arguments.seed}
     report = search(
         arguments.models,
         trials=arguments.trials,
@@ -73,6 +73,7 @@ def tune(arguments: argparse.Namespace, progress: Progress) -> int:
         level=arguments.level,
         **model_options(arguments),
         device=arguments.device,
+        tasks=arguments.tasks,
         seconds=arguments.time,
         on=arguments.on,
         measure=arguments.measure,

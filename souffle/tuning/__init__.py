@@ -1,6 +1,6 @@
 """Searches schedules of stages and writes tuning logs; compilation reads them (``souffle.schedule.log``)."""
 
-from souffle.tuning.arranging import arrange
+from souffle.tuning.arranging import arrange, sets_named
 from souffle.tuning.bench import CandidateBench, MeasuringBench, PredictingBench, bench_for, cost_device_for
 from souffle.tuning.report import ArrangingReport, TaskReport, TuningReport
 from souffle.tuning.session import search
@@ -25,5 +25,6 @@ __all__ = [
     "cost_device_for",
     "recipes_nearby",
     "search",
+    "sets_named",
     "tasks_of",
 ]

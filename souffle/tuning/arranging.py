@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from souffle.codegen.cuda import merged_kernels
 from souffle.cost import CostDevice
+from souffle.errors import OptionError
 from souffle.kernel.group_kernel import group_tensors, kernel_of_group
 from souffle.kernel.side_by_side import Considered
 from souffle.schedule.arrangement import ArrangedStage, Arrangement, BlockForm
@@ -27,10 +28,11 @@ from souffle.tuning.report import ArrangingReport, GroupReport, WayReport
 from souffle.tuning.shared_stage import Limits, SharedStage
 from souffle.tuning.stage_work import packed_setting
 from souffle.tuning.store import LogWriter, origin_now
+from souffle.tuning.tasks import expression
 from souffle.workers import Engine, WorkersLostError
 from souffle.workers.cases import Asking, Cases
 
-__all__ = ["arrange"]
+__all__ = ["arrange", "sets_named"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +49,7 @@ def arrange(
     request: GpuRequest,
     cost_device: CostDevice,
     bench: MeasuringBench | None,
-    writer: LogWriter,
+    writer: LogWriter | None,
     engine: Engine,
     limits: Limits | None = None,
     seconds: float | None = None,
@@ -64,8 +66,8 @@ def arrange(
     cost_device : CostDevice
         Whose predictions say which ways are tried.
     bench : MeasuringBench or None
-        Without, nothing is measured.
-    writer : LogWriter
+    writer : LogWriter or None
+        Without both nothing is measured.
     engine : Engine
         Closed by the caller.
     limits : Limits, optional
@@ -86,9 +88,9 @@ def arrange(
     """
     begin = time.monotonic()
     device = cost_device.product if bench is None else bench.device
-    several = _distinct(groups, trials, [] if bench is None else writer.read().arrangements, device)
+    several = _distinct(groups, trials, [] if writer is None else writer.read().arrangements, device)
     interrupted = False
-    if bench is not None:
+    if bench is not None and writer is not None:
         setting = engine.share(packed_setting(request, cost_device))
 
         def cases() -> Iterator[tuple[_Group, Asking[None]]]:
@@ -111,11 +113,27 @@ def arrange(
         tuple(group.report() for group in several),
         "predicted" if bench is None else "measured",
         device,
-        str(writer.folder),
+        "" if writer is None else str(writer.folder),
         interrupted,
         time.monotonic() - begin,
         engine.name,
     )
+
+
+def sets_named(several: Sequence[Considered], names: str) -> list[Considered]:
+    """The sets with a stage in whose name a regular expression is found.
+
+    Raises
+    ------
+    OptionError
+        If it is no regular expression, or there are sets and none of such a name.
+    """
+    wanted = expression(names)
+    found = [one for one in several if any(wanted.search(stage.name) for stage in one.stages)]
+    if several and not found:
+        known = ", ".join(" | ".join(stage.name for stage in one.stages) for one in several)
+        raise OptionError(f"no set of independent stages has a name with {names!r}; there are: {known}")
+    return found
 
 
 def _distinct(

@@ -162,7 +162,7 @@ class ArrangingReport:
     ----------
     groups : tuple of GroupReport
     figure, device, log, interrupted, seconds, engine
-        As of :class:`TuningReport`.
+        As of :class:`TuningReport`; no log where nothing was measured.
     """
 
     groups: tuple[GroupReport, ...]

@@ -11,7 +11,21 @@ from souffle.errors import OptionError
 from souffle.schedule.stage import Stage, Unit
 from souffle.schedule.tuned import searched_stages
 
-__all__ = ["Task", "tasks_of"]
+__all__ = ["Task", "expression", "tasks_of"]
+
+
+def expression(names: str) -> re.Pattern[str]:
+    """That stages are chosen by.
+
+    Raises
+    ------
+    OptionError
+        If it is no regular expression.
+    """
+    try:
+        return re.compile(names)
+    except re.error as error:
+        raise OptionError(f"tasks={names!r} is no regular expression: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,10 +63,7 @@ def tasks_of(networks: Sequence[tuple[Sequence[Unit], Analysis]], names: str = "
     OptionError
         If it is no regular expression, or no stage is left.
     """
-    try:
-        wanted = re.compile(names)
-    except re.error as error:
-        raise OptionError(f"tasks={names!r} is no regular expression: {error}") from error
+    wanted = expression(names)
     first: dict[str, Stage] = {}
     weights: dict[str, int] = {}
     for units, analysis in networks:

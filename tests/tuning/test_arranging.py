@@ -194,7 +194,9 @@ def test_without_a_gpu_the_command_says_what_is_predicted(measured, tmp_path, ca
     assert main([*command, "--measure", "none", "--on", "here", "--quiet"]) == 0
     out = capsys.readouterr().out
     assert "tile 0 on worker" in out and "nothing was measured or written" in out and "measured µs" not in out
-    assert not (tmp_path / "log" / ARCH / ARRANGEMENTS).exists()
+    assert not (tmp_path / "log").exists()
+    assert main([*command, "--measure", "none", "--on", "here", "--quiet", "--tasks", "nothing"]) == 2
+    assert "with 'nothing'; there are: map5 | sum19" in capsys.readouterr().err
     assert main(["log", "show", str(measured[0])]) == 0
     out = capsys.readouterr().out
     assert "stages beside each other" in out and "threads" in out and "2 arrangements" in out
