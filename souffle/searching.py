@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ from souffle import learning
 from souffle.cost import cost_device, device_of_arch
 from souffle.errors import OptionError
 from souffle.frontend.model_options import ModelOptions
-from souffle.kernel.side_by_side import Considered
 from souffle.options import INTEGERS, LEVELS, Options
 from souffle.pipeline import independent_stages_of, stages_of, transform_program
+from souffle.program import TEProgram
 from souffle.request import Dims, Model, checked_options
 from souffle.runtime.detect import gpu_arch
 from souffle.schedule.gpu.device import device_for
@@ -125,15 +125,12 @@ def tune(
     """
     chosen = {"precision": precision, "fusion": fusion, "policy": policy, "partition": partition}
     chosen |= {"level": level, "reductions": reductions, "disable": disable}
-    setting = _Setting(trials, arch, cache_dir, chosen, device)
+    setting = _Setting(trials, arch, cache_dir, chosen, device, ModelOptions(batch, dims, constants))
     options, cost_device = setting.options, setting.cost_device
-    given = ModelOptions(batch, dims, constants, INTEGERS not in options.disable)
     with engine_for(on) as engine:
         bench = setting.bench(measure, engine)
-        units = []
-        for model in models if isinstance(models, (list, tuple)) else (models,):
-            progress("importing")
-            units += [stages_of(program, options, progress=progress) for _, program in programs_of(model, given)]
+        programs = setting.programs(models, progress)
+        units = [stages_of(program, options, progress=progress) for program in programs]
         wanted = tasks_of(units, tasks)
         writer = LogWriter(Path(log), options.arch, cuda_target(options.arch))
         known = writer.read()
@@ -224,20 +221,16 @@ def tune_side_by_side(
     """
     chosen = {"precision": precision, "fusion": fusion, "policy": policy, "partition": partition}
     chosen |= {"level": level, "reductions": reductions, "disable": disable}
-    setting = _Setting(trials, arch, cache_dir, chosen, device)
+    setting = _Setting(trials, arch, cache_dir, chosen, device, ModelOptions(batch, dims, constants))
     options = setting.options
     if not options.waiting.side_by_side:
         raise OptionError(f"level={level} has no stages side by side here; give level='V4', and do not disable hfuse")
-    given = ModelOptions(batch, dims, constants, INTEGERS not in options.disable)
     # The stages and schedules that compilation with this log has.
     options = replace(options, tuning_log=log if Path(log).is_dir() else None)
     with engine_for(on) as engine:
         bench = setting.bench(measure, engine)
-        several: list[Considered] = []
-        for model in models if isinstance(models, (list, tuple)) else (models,):
-            progress("importing")
-            for _, program in programs_of(model, given):
-                several += independent_stages_of(program, options, progress=progress)
+        programs = setting.programs(models, progress)
+        several = [one for own in programs for one in independent_stages_of(own, options, progress=progress)]
         measures = isinstance(bench, MeasuringBench)
         return arrange(
             sets_named(several, tasks),
@@ -265,6 +258,8 @@ class _Setting:
         Options of the compiler, by name.
     device : str or None
         The product to predict for.
+    given : ModelOptions
+        Of the models; how integers are read is the compiler's option.
     """
 
     def __init__(
@@ -274,6 +269,7 @@ class _Setting:
         cache_dir: str | os.PathLike | None,
         chosen: Mapping[str, Any],
         device: str | None,
+        given: ModelOptions,
     ) -> None:
         if trials < 1:
             raise OptionError(f"trials={trials} is not valid; at least 1")
@@ -282,6 +278,13 @@ class _Setting:
         self.options = replace(options, arch=arch or self.present or options.arch)
         self.request = gpu_request(device_for(self.options.arch))
         self.cost_device = cost_device_for(self.options.arch, device)
+        self.given = replace(given, integers=INTEGERS not in options.disable)
+
+    def programs(self, models: Model | Sequence[Model], progress: Callable[[str], None]) -> Iterator[TEProgram]:
+        """Of all models, with one for each set of values that open dimensions have."""
+        for model in models if isinstance(models, (list, tuple)) else (models,):
+            progress("importing")
+            yield from (program for _, program in programs_of(model, self.given))
 
     def bench(self, measure: str, engine: Engine) -> CandidateBench:
         """What gives figures."""

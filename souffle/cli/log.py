@@ -108,16 +108,9 @@ def _beside(one: Arrangement) -> tuple[str, ...]:
     origin = one.origin
     seconds = f"{one.seconds * 1e6:.2f}" if one.figures else origin.problem
     gain = f"{origin.own_seconds / one.seconds:.2f}" if one.figures else "-"
-    shares = " | ".join(_share(own.share) for own in one.stages)
+    shares = " | ".join(own.workers for own in one.stages)
     names = " | ".join(own.name for own in one.stages)
     return (names, str(one.block), shares, seconds, gain, f"{origin.figure} {origin.device}", origin.date)
-
-
-def _share(form: tuple[int, ...]) -> str:
-    team, teams, shift, threads = form
-    if threads:
-        return f"{threads} threads"
-    return f"teams {team} to {team + teams - 1}" if teams else f"from worker {shift}" if shift else "all workers"
 
 
 def prune_logs(arguments: argparse.Namespace, progress: Progress) -> int:

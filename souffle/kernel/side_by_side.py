@@ -61,8 +61,6 @@ class Considered:
         Seconds that they are predicted to take one after the other.
     ways : tuple of Way
         As predicted, the best first.
-    grids : tuple of int
-        With how many blocks a launch would be, for each way.
     """
 
     stages: tuple[Stage, ...]
@@ -71,7 +69,6 @@ class Considered:
     bound: int
     apart: float
     ways: tuple[Way, ...]
-    grids: tuple[int, ...]
 
 
 def side_by_side(
@@ -121,7 +118,8 @@ def side_by_side(
         return plan
     before, after = pricing.times.seconds, pricing.of(made).seconds
     # Where a gain was measured, it counts in the place of what the kernel's time has of it.
-    after -= sum(group.runs * (way.gain - pricing.gain(*_apart(group))) for group, way in groups.items())
+    for group, way in groups.items():
+        after -= group.runs * (way.gain - pricing.way([stage for stage, _ in group.members], way.shares).gain)
     taken = after < before
     kernel = f"; {_us(after)} µs for the kernel, {_us(before)} µs with all one after the other"
     kernel = "" if any(way.measured for way in groups.values()) else kernel
@@ -150,12 +148,10 @@ def considered(plan: CallPlan, forecast: KernelForecast | None, teams: int) -> I
             ways = pricing.predicted(members)
             parted = max((way for way in ways if way.parted), key=lambda way: way.gain, default=None)
             near = pricing.divisions.near(members, parted.shares) if parted and pricing.divisions else ()
-            ways += [Way(shares, pricing.gain(members, shares)) for shares in near]
+            ways += [pricing.way(members, shares) for shares in near]
             ways.sort(key=lambda way: -way.gain)
-            grids = tuple(pricing.grid(members, way.shares) for way in ways)
-            bound = plan.shape.blocks_per_sm
             apart = sum(map(pricing.seconds, members))
-            yield Considered(members, order.runs, pricing.form, bound, apart, tuple(ways), grids)
+            yield Considered(members, order.runs, pricing.form, plan.shape.blocks_per_sm, apart, tuple(ways))
 
 
 def _compared(group: Group, way: Way, pricing: WayPrices) -> str:
@@ -185,12 +181,6 @@ def _members(order: EpochOrder, epochs: Sequence[int]) -> Iterator[tuple[Stage, 
     """For each epoch the stages that may be side by side there."""
     for epoch in range(max(epochs) + 1):
         yield tuple(u for u, e in zip(order.units, epochs, strict=True) if e == epoch and u in order.free)
-
-
-def _apart(group: Group) -> tuple[tuple[Stage, ...], tuple[Share, ...]]:
-    """The stages of a group and their shares, each by itself."""
-    stages, shares = zip(*group.members, strict=True)
-    return stages, shares
 
 
 def _epochs(order: EpochOrder, pricing: WayPrices) -> tuple[int, ...]:

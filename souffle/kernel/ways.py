@@ -38,12 +38,15 @@ class Way:
         For each stage.
     gain : float
         Seconds that it takes less than the stages one after the other.
+    grid : int
+        Blocks of a launch.
     measured : Arrangement or None
         Whose figure that is; without, it is predicted.
     """
 
     shares: tuple[Share, ...]
     gain: float
+    grid: int = 0
     measured: Arrangement | None = None
 
     @property
@@ -134,7 +137,7 @@ class WayPrices:
         best = self.best(stages)
         if best.measured or self.divisions is None:
             return best
-        ways = [Way(shares, self.gain(stages, shares)) for shares in self.divisions.near(stages, best.shares)]
+        ways = [self.way(stages, shares) for shares in self.divisions.near(stages, best.shares)]
         near = max(ways, key=lambda way: way.gain, default=best)
         return near if near.gain > best.gain + self.forecast.look_seconds else best
 
@@ -145,7 +148,7 @@ class WayPrices:
         several: list[Iterable[tuple[Share, ...]]] = [arrangements(tiles, longest, self.teams)]
         if self.divisions is not None:
             several.append(self.divisions.of(stages, longest))
-        return [Way(shares, self.gain(stages, shares)) for ways in several for shares in ways]
+        return [self.way(stages, shares) for ways in several for shares in ways]
 
     def best_predicted(self, stages: Sequence[Stage]) -> Way:
         """That gains most as predicted."""
@@ -163,7 +166,7 @@ class WayPrices:
         for one in self.arrangements.of(self.form, texts):
             shares = self.shares_of(stages, one)
             if shares:
-                yield Way(shares, one.gain, one)
+                yield Way(shares, one.gain, self.grid(stages, shares), one)
 
     def shares_of(self, stages: Sequence[Stage], one: Arrangement) -> tuple[Share, ...]:
         """The shares that were measured; none where parts have no such schedules any more."""
@@ -178,11 +181,12 @@ class WayPrices:
         parts = [text_of([share.part.function]) if share.part else "" for share in shares]
         return shares if parts == [stage.part for stage in one.stages] else ()
 
-    def gain(self, stages: Sequence[Stage], shares: Sequence[Share]) -> float:
-        """The seconds that a way to compute stages side by side is predicted to gain."""
+    def way(self, stages: Sequence[Stage], shares: tuple[Share, ...]) -> Way:
+        """As it is predicted."""
         members = tuple(zip(stages, shares, strict=True))
-        grid, waits = self.grid(stages, shares), self.times.grid > 0
-        return self.forecast.gained_seconds(members, self.block, self.times.blocks, grid, self.teams, waits=waits)
+        grid, launch = self.grid(stages, shares), (self.block, self.times.blocks)
+        gain = self.forecast.gained_seconds(members, *launch, grid, self.teams, waits=self.times.grid > 0)
+        return Way(shares, gain, grid)
 
     def grid(self, stages: Sequence[Stage], shares: Sequence[Share]) -> int:
         """Blocks of a launch with stages side by side."""

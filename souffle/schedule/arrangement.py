@@ -8,12 +8,11 @@ what the same stages take there one after the other, in the same turns.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from souffle.schedule.record import FAILED_SECONDS, RecordOrigin
+from souffle.schedule.record import FAILED_SECONDS, RecordOrigin, check_arch, figures_of, json_line
 
 __all__ = ["ArrangedStage", "Arrangement", "Arrangements", "BlockForm", "arrangement_line", "arrangement_of"]
 
@@ -65,6 +64,14 @@ class ArrangedStage:
     share: tuple[int, ...]
     part: str = ""
 
+    @property
+    def workers(self) -> str:
+        """Who computes its tiles, in words."""
+        team, teams, shift, threads = self.share
+        if threads:
+            return f"{threads} threads"
+        return f"teams {team} to {team + teams - 1}" if teams else f"from worker {shift}" if shift else "all workers"
+
 
 @dataclass(frozen=True)
 class Arrangement:
@@ -114,13 +121,10 @@ def arrangement_line(one: Arrangement, arch: str) -> bytes:
     ValueError
         If a figure is no time.
     """
-    figures = [float(figure) for figure in one.figures]
-    if not all(0 < figure < FAILED_SECONDS for figure in figures):
-        raise ValueError(f"{figures} are no seconds, of {', '.join(stage.name for stage in one.stages)}")
+    figures = figures_of(one.figures, f", of {', '.join(stage.name for stage in one.stages)}")
     said = [{name: value for name, value in vars(stage).items() if value != ""} for stage in one.stages]
     block = [one.block.threads, one.block.teams, one.block.resident]
-    data = {"arch": arch, "block": block, "stages": said, "seconds": figures, **one.origin.data()}
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    return json_line({"arch": arch, "block": block, "stages": said, "seconds": figures, **one.origin.data()})
 
 
 def arrangement_of(where: str, data: Mapping[str, Any], arch: str) -> Arrangement:
@@ -131,11 +135,8 @@ def arrangement_of(where: str, data: Mapping[str, Any], arch: str) -> Arrangemen
     ValueError, LookupError, TypeError
         If it is none, or of another architecture.
     """
-    if data["arch"] != arch:
-        raise ValueError(f"it is for {data['arch']}, not for {arch}")
-    figures = tuple(float(figure) for figure in data["seconds"])
-    if not all(0 < figure < FAILED_SECONDS for figure in figures):
-        raise ValueError(f"{list(figures)} are no seconds")
+    check_arch(data, arch)
+    figures = tuple(figures_of(data["seconds"]))
     numbers = [data["block"], *(one["share"] for one in data["stages"])]
     if not all(type(number) is int and number >= 0 for several in numbers for number in several):
         raise ValueError(f"{numbers} are no blocks and shares")

@@ -253,7 +253,27 @@ def workload_line(func: tirx.PrimFunc, digest: str, name: str) -> bytes:
     """A stage as a line of the table of workloads, its end too."""
     shapes = [[dtype, list(shape)] for shape, dtype in signature_of(func)]
     packed = pack_function(named_workload(func))
-    return _line({"digest": digest, "name": name, "parameters": shapes, "function": packed})
+    return json_line({"digest": digest, "name": name, "parameters": shapes, "function": packed})
+
+
+def check_arch(data: Mapping[str, Any], arch: str) -> None:
+    """Raises ValueError if a line is of another architecture."""
+    if data["arch"] != arch:
+        raise ValueError(f"it is for {data['arch']}, not for {arch}")
+
+
+def figures_of(seconds: Iterable[float], whose: str = "") -> list[float]:
+    """Seconds as they stand in a line.
+
+    Raises
+    ------
+    ValueError
+        If one is no time; `whose` is said behind it.
+    """
+    figures = [float(figure) for figure in seconds]
+    if not all(0 < figure < FAILED_SECONDS for figure in figures):
+        raise ValueError(f"{figures} are no seconds{whose}")
+    return figures
 
 
 def record_line(workload: str, arch: str, recipe: Recipe, seconds: Iterable[float], origin: RecordOrigin) -> bytes:
@@ -264,19 +284,18 @@ def record_line(workload: str, arch: str, recipe: Recipe, seconds: Iterable[floa
     ValueError
         If a figure is no time.
     """
-    figures = [float(figure) for figure in seconds]
-    if not all(0 < figure < FAILED_SECONDS for figure in figures):
-        raise ValueError(f"{figures} are no seconds, of {recipe.summary}")
+    figures = figures_of(seconds, f", of {recipe.summary}")
     made: dict[str, Any] = {"workload": workload, "arch": arch, "rule": recipe.rule}
     if recipe.trace is None:
         made["knobs"] = dict(sorted(recipe.knobs.items()))
     else:
         made["trace"] = pack(recipe.trace)
     made["seconds"] = figures
-    return _line(made | origin.data())
+    return json_line(made | origin.data())
 
 
-def _line(data: dict[str, Any]) -> bytes:
+def json_line(data: Mapping[str, Any]) -> bytes:
+    """A line of a table, its end too."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
@@ -289,11 +308,8 @@ def workload_of(where: str, line: str) -> Workload:
 
 def record_of(where: str, data: Mapping[str, Any], arch: str) -> Record:
     """A line of the table of records, as JSON; or one of :data:`DAMAGED`."""
-    if data["arch"] != arch:
-        raise ValueError(f"it is for {data['arch']}, not for {arch}")
-    figures = tuple(float(figure) for figure in data["seconds"])
-    if not all(0 < figure < FAILED_SECONDS for figure in figures):
-        raise ValueError(f"{list(figures)} are no seconds")
+    check_arch(data, arch)
+    figures = tuple(figures_of(data["seconds"]))
     rule, trace = str(data["rule"]), str(data.get("trace", ""))
     knobs = {str(name): value for name, value in data.get("knobs", {}).items()}
     if (rule == NATIVE_RULE) != bool(trace) or not all(type(value) is int for value in knobs.values()):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from souffle.schedule.record import check_arch, json_line
 
 __all__ = ["KnownRecipes", "Tried", "mark_of", "tried_line", "tried_of", "united"]
 
@@ -60,7 +61,7 @@ def tried_line(tried: Tried, arch: str) -> bytes:
     """A line of the table, its end too."""
     marks = base64.b85encode(b"".join(sorted(tried.marks))).decode()
     data = {**dict(zip(_FIELDS, tried.place, strict=True)), "arch": arch, "marks": marks}
-    return json.dumps(data, separators=(",", ":")).encode() + b"\n"
+    return json_line(data)
 
 
 def tried_of(data: Mapping[str, Any], arch: str) -> Tried:
@@ -71,8 +72,7 @@ def tried_of(data: Mapping[str, Any], arch: str) -> Tried:
     ValueError, LookupError, TypeError
         If it is none, or of another architecture.
     """
-    if data["arch"] != arch:
-        raise ValueError(f"it is for {data['arch']}, not for {arch}")
+    check_arch(data, arch)
     marks = base64.b85decode(data["marks"])
     if len(marks) % _BYTES:
         raise ValueError(f"{len(marks)} bytes are no marks of {_BYTES}")

@@ -24,12 +24,13 @@ from souffle.schedule.lower import text_of
 from souffle.schedule.lower.shares import ALL_WORKERS, Share
 from souffle.tuning.bench import MeasuringBench
 from souffle.tuning.candidate import Candidate, kernel_name
+from souffle.tuning.kept_in_log import KeptInLog, kept_in_log
 from souffle.tuning.report import ArrangingReport, GroupReport, WayReport
 from souffle.tuning.shared_stage import Limits, SharedStage
 from souffle.tuning.stage_work import packed_setting
 from souffle.tuning.store import LogWriter, origin_now
 from souffle.tuning.tasks import expression
-from souffle.workers import Engine, WorkersLostError
+from souffle.workers import Engine
 from souffle.workers.cases import Asking, Cases
 
 __all__ = ["arrange", "sets_named"]
@@ -89,7 +90,7 @@ def arrange(
     begin = time.monotonic()
     device = cost_device.product if bench is None else bench.device
     several = _distinct(groups, trials, [] if writer is None else writer.read().arrangements, device)
-    interrupted = False
+    ended = KeptInLog()
     if bench is not None and writer is not None:
         setting = engine.share(packed_setting(request, cost_device))
 
@@ -99,24 +100,17 @@ def arrange(
                     own = SharedStage(group.name, engine.share(group.ends), setting, limits or Limits())
                     yield group, group.measure(bench, own, writer)
 
-        try:
+        with kept_in_log(writer) as ended:
             for number, (group, _) in enumerate(Cases(engine, cases()), 1):
                 progress(f"group {number}/{len(several)} {group.name}")
-        except KeyboardInterrupt:
-            interrupted = True
-        except WorkersLostError as error:
-            kept = f"what was found is in {writer.folder}, and the same command goes on"
-            raise WorkersLostError(f"{error}; {kept}") from error
-        finally:
-            writer.sort()
     return ArrangingReport(
-        tuple(group.report() for group in several),
-        "predicted" if bench is None else "measured",
-        device,
-        "" if writer is None else str(writer.folder),
-        interrupted,
-        time.monotonic() - begin,
-        engine.name,
+        groups=tuple(group.report() for group in several),
+        figure="predicted" if bench is None else bench.figure,
+        device=device,
+        log="" if writer is None else str(writer.folder),
+        interrupted=ended.interrupted,
+        seconds=time.monotonic() - begin,
+        engine=engine.name,
     )
 
 
@@ -169,14 +163,14 @@ class _Group:
         self.name = " | ".join(stage.name for stage in given.stages)
         # Blocks of a kernel of these alone would have fewer threads.
         self.alike = max(stage.functions[0].threads for stage in given.stages) == given.block.threads
-        self.ways = list(zip(given.ways, given.grids, strict=True))[:trials]
+        self.ways = given.ways[:trials]
         self.known: dict[tuple[tuple[int, ...], ...], WayReport] = {}
         self.new = 0
 
     @property
     def left(self) -> list[int]:
         """The ways that have no figure yet, by number."""
-        return [n for n, (way, _) in enumerate(self.ways) if _forms(way.shares) not in self.known] if self.alike else []
+        return [n for n, way in enumerate(self.ways) if _forms(way.shares) not in self.known] if self.alike else []
 
     @property
     def ends(self) -> bytes:
@@ -188,9 +182,9 @@ class _Group:
     def recall(self, arrangement: Arrangement) -> None:
         """Take in what a log holds."""
         forms = tuple(stage.share for stage in arrangement.stages)
-        found = next((way for way, _ in self.ways if _forms(way.shares) == forms), None)
+        found = next((way for way in self.ways if _forms(way.shares) == forms), None)
         if found is None or [_part_text(share) for share in found.shares] == [one.part for one in arrangement.stages]:
-            words = tuple(_words(share) for share in found.shares) if found else tuple(map(str, forms))
+            words = tuple(map(str, found.shares)) if found else tuple(stage.workers for stage in arrangement.stages)
             predicted = self.given.apart - found.gain if found else None
             seconds = arrangement.seconds if arrangement.figures else None
             own = arrangement.origin.own_seconds or None
@@ -199,12 +193,12 @@ class _Group:
     def measure(self, bench: MeasuringBench, shared: SharedStage, writer: LogWriter) -> Asking[None]:
         """Have the ways measured that have no figure yet, and append their lines."""
         left = self.left
-        apart = self._built((ALL_WORKERS,) * len(self.texts), max(grid for _, grid in self.ways))
-        built = [self._built(self.ways[n][0].shares, self.ways[n][1]) for n in left]
+        apart = self._built((ALL_WORKERS,) * len(self.texts), max(way.grid for way in self.ways))
+        built = [self._built(self.ways[n].shares, self.ways[n].grid) for n in left]
         found = yield from bench.figures(shared, built, apart)
         lines = []
         for number, figures in zip(left, found, strict=True):
-            way = self.ways[number][0]
+            way = self.ways[number]
             own = sum(figures.own_seconds) / len(figures.own_seconds) if figures.own_seconds else 0.0
             device = figures.device or bench.device
             used = {"spill_bytes": figures.spill_bytes, "registers": figures.registers, "problem": figures.problem}
@@ -232,10 +226,10 @@ class _Group:
         given = self.given
         ways = [
             self.known.get(_forms(way.shares))
-            or WayReport(tuple(map(_words, way.shares)), given.apart - way.gain, None, None)
-            for way, _ in self.ways
+            or WayReport(tuple(map(str, way.shares)), given.apart - way.gain, None, None)
+            for way in self.ways
         ]
-        ways += [one for forms, one in self.known.items() if all(forms != _forms(way.shares) for way, _ in self.ways)]
+        ways += [one for forms, one in self.known.items() if all(forms != _forms(way.shares) for way in self.ways)]
         ways.sort(key=lambda one: (one.seconds is None, one.seconds or one.predicted_seconds or float("inf")))
         names = tuple(stage.name for stage in given.stages)
         return GroupReport(names, self.runs, str(given.block), given.apart, tuple(ways), self.new, self.alike)
@@ -243,10 +237,6 @@ class _Group:
 
 def _forms(shares: Sequence[Share]) -> tuple[tuple[int, ...], ...]:
     return tuple(share.form for share in shares)
-
-
-def _words(share: Share) -> str:
-    return str(share)
 
 
 def _part_text(share: Share) -> str:

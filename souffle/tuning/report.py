@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ArrangingReport", "GroupReport", "TaskReport", "TuningReport", "WayReport"]
+__all__ = ["ArrangingReport", "GroupReport", "SearchReport", "TaskReport", "TuningReport", "WayReport"]
 
 
 @dataclass(frozen=True)
@@ -48,24 +48,47 @@ class TaskReport:
         return self.own_seconds / self.best_seconds
 
 
-@dataclass(frozen=True)
-class TuningReport:
-    """All tasks.
+@dataclass(frozen=True, kw_only=True)
+class SearchReport:
+    """A search.
 
     Attributes
     ----------
-    tasks : tuple of TaskReport
     figure : str
         ``"measured"`` or ``"predicted"``.
     device : str
         The GPU measured on, or the product whose cost model predicted.
     log : str
-        Folder of the records.
+        Folder of the records; empty where nothing was written.
     interrupted : bool
         Whether the user stopped it.
     seconds : float
     engine : str
         Where candidates were made, such as ``"local:2"``.
+    """
+
+    figure: str
+    device: str
+    log: str
+    interrupted: bool
+    seconds: float
+    engine: str = "here"
+
+    @property
+    def source(self) -> str:
+        """``measured on X``, or ``predicted with the cost model of X``."""
+        if self.figure == "measured":
+            return f"measured on {self.device}"
+        return f"predicted with the cost model of {self.device}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningReport(SearchReport):
+    """All tasks.
+
+    Attributes
+    ----------
+    tasks : tuple of TaskReport
     ranking : str
         By what candidates were ranked before they were measured, and why; empty where nothing is measured.
     lost : int
@@ -73,28 +96,13 @@ class TuningReport:
     """
 
     tasks: tuple[TaskReport, ...]
-    figure: str
-    device: str
-    log: str
-    interrupted: bool
-    seconds: float
-    engine: str = "here"
     lost: int = 0
     ranking: str = ""
-
-    @property
-    def source(self) -> str:
-        """``measured on X``, or ``predicted with the cost model of X``."""
-        return _source(self.figure, self.device)
 
     @property
     def new_trials(self) -> int:
         """Candidates with figures of this search."""
         return sum(task.new_trials for task in self.tasks)
-
-
-def _source(figure: str, device: str) -> str:
-    return f"measured on {device}" if figure == "measured" else f"predicted with the cost model of {device}"
 
 
 @dataclass(frozen=True)
@@ -154,29 +162,16 @@ class GroupReport:
     alike: bool = True
 
 
-@dataclass(frozen=True)
-class ArrangingReport:
+@dataclass(frozen=True, kw_only=True)
+class ArrangingReport(SearchReport):
     """All independent stages.
 
     Attributes
     ----------
     groups : tuple of GroupReport
-    figure, device, log, interrupted, seconds, engine
-        As of :class:`TuningReport`; no log where nothing was measured.
     """
 
     groups: tuple[GroupReport, ...]
-    figure: str
-    device: str
-    log: str
-    interrupted: bool
-    seconds: float
-    engine: str = "here"
-
-    @property
-    def source(self) -> str:
-        """``measured on X``, or ``predicted with the cost model of X``."""
-        return _source(self.figure, self.device)
 
     @property
     def new_trials(self) -> int:

@@ -16,6 +16,7 @@ from souffle.cost import CostDevice
 from souffle.schedule.gpu import GpuRequest
 from souffle.schedule.recipe import Recipe
 from souffle.tuning.bench import CandidateBench
+from souffle.tuning.kept_in_log import kept_in_log
 from souffle.tuning.report import TuningReport
 from souffle.tuning.shared_stage import Limits, SharedStage
 from souffle.tuning.stage_search import BATCH, LearnedRanker, StageSearch
@@ -23,7 +24,7 @@ from souffle.tuning.stage_work import packed_setting, packed_stage
 from souffle.tuning.store import LogWriter
 from souffle.tuning.tasks import Task
 from souffle.wording import counted, minutes_and_seconds
-from souffle.workers import Engine, Outcome, WorkersLostError
+from souffle.workers import Engine, Outcome
 from souffle.workers.cases import Asking, Cases
 
 __all__ = ["search"]
@@ -99,29 +100,20 @@ def search(
 
     turns = _Turns(map(begun, tasks), trials, seconds)
     line = _Line(engine, trials, len(tasks), turns, progress)
-    interrupted = False
-    try:
-        # Those that are behind go first, so that no stage is left alone with its rounds in the end.
-        with _rare_collections():
-            for one, _ in Cases(engine, turns, ahead=_AHEAD, order=lambda one, step: (one.trials, step)):
-                turns.end(one)
-                line.show(one)
-    except KeyboardInterrupt:
-        interrupted = True
-    except WorkersLostError as error:
-        kept = f"what was found is in {writer.folder}, and the same command goes on"
-        raise WorkersLostError(f"{error}; {kept}") from error
-    finally:
-        writer.sort()
+    # Those that are behind go first, so that no stage is left alone with its rounds in the end.
+    with kept_in_log(writer) as ended, _rare_collections():
+        for one, _ in Cases(engine, turns, ahead=_AHEAD, order=lambda one, step: (one.trials, step)):
+            turns.end(one)
+            line.show(one)
     return TuningReport(
-        tuple(one.report() for one in turns.searches),
-        bench.figure,
-        bench.device,
-        str(writer.folder),
-        interrupted,
-        time.monotonic() - begin,
-        engine.name,
-        turns.lost,
+        tasks=tuple(one.report() for one in turns.searches),
+        figure=bench.figure,
+        device=bench.device,
+        log=str(writer.folder),
+        interrupted=ended.interrupted,
+        seconds=time.monotonic() - begin,
+        engine=engine.name,
+        lost=turns.lost,
     )
 
 

@@ -148,9 +148,7 @@ class LogWriter:
         OptionError
             If the file cannot be written.
         """
-        if several:
-            with self._naming(), self._locked():
-                self._extend(TRIED, b"".join(tried_line(one, self.arch) for one in several))
+        self._append(TRIED, [tried_line(one, self.arch) for one in several])
 
     def append_arrangements(self, several: Sequence[Arrangement]) -> None:
         """Append what stages take beside each other.
@@ -160,9 +158,7 @@ class LogWriter:
         OptionError
             If the file cannot be written.
         """
-        if several:
-            with self._naming(), self._locked():
-                self._extend(ARRANGEMENTS, b"".join(arrangement_line(one, self.arch) for one in several))
+        self._append(ARRANGEMENTS, [arrangement_line(one, self.arch) for one in several])
 
     def sort(self) -> None:
         """Bring the files into their canonical order, without duplicates and damaged lines.
@@ -228,6 +224,11 @@ class LogWriter:
         if stamp != self._stamp:
             self._table, self._stamp = WorkloadTable(self.folder, _skipped), stamp
         return self._table
+
+    def _append(self, name: str, lines: Sequence[bytes]) -> None:
+        if lines:
+            with self._naming(), self._locked():
+                self._extend(name, b"".join(lines))
 
     def _extend(self, name: str, lines: bytes) -> None:
         file = os.open(self.folder / name, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
