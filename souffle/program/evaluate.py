@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextlib import suppress
 from math import prod
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +31,9 @@ _MOST_FUNCTIONS = 2048
 _Code = Callable[..., object]
 _CODE: OrderedDict[tuple[tvm_ffi.StructuralKey, int], _Code] = OrderedDict()
 """Of functions that were compiled before, at a level of LLVM's; the least recently used are forgotten."""
+_USED = Lock()
+"""Around each use of it: to compare keys runs Python, where threads take turns, and an `OrderedDict` that another one
+changes meanwhile can lose track of its order for good."""
 
 
 def evaluate(program: TEProgram, inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -130,21 +133,22 @@ def _code_of(functions: Iterable[tvm_ffi.StructuralKey], level: int) -> dict[tvm
     """The machine code of functions; what is not there from before is compiled by one call."""
     code: dict[tvm_ffi.StructuralKey, _Code] = {}
     new: dict[str, tvm_ffi.StructuralKey] = {}
-    for key in functions:
-        try:
-            _CODE.move_to_end((key, level))
-            code[key] = _CODE[key, level]
-        except KeyError:
-            new[f"te_{len(new)}"] = key
+    with _USED:
+        for key in functions:
+            if (key, level) in _CODE:
+                _CODE.move_to_end((key, level))
+                code[key] = _CODE[key, level]
+            else:
+                new[f"te_{len(new)}"] = key
     if new:
         scheduled = {symbol: with_exact_arithmetic(_scheduled(key.key)) for symbol, key in new.items()}
         named = {symbol: func.with_attr("global_symbol", symbol) for symbol, func in scheduled.items()}
         executable = compile_llvm(named, tvm.target.Target({"kind": "llvm", "opt-level": level}))
-        for symbol, key in new.items():
-            code[key] = _CODE[key, level] = executable[symbol]
-    while len(_CODE) > _MOST_FUNCTIONS:
-        with suppress(KeyError):  # another thread has made room
-            _CODE.popitem(last=False)
+        code |= {key: executable[symbol] for symbol, key in new.items()}
+        with _USED:
+            _CODE.update(((key, level), code[key]) for key in new.values())
+            while len(_CODE) > _MOST_FUNCTIONS:
+                _CODE.popitem(last=False)
     return code
 
 
