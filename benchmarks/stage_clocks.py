@@ -42,8 +42,8 @@ __all__ = ["Twin", "clocked", "main", "measure", "predictions", "read_twin", "ta
 
 _LEVELS = ("V2", "V3", "V4")
 """Stages of V2 are V3's in kernels of their own."""
-_FORM = re.compile(r"_\d+x\d+x\d+$")
-"""Behind the name of a stage whose blocks have several teams."""
+_FORM = re.compile(r"(_begun)?(_\d+x\d+x\d+)?$")
+"""Behind the name of a stage whose first copies are made before it, or whose blocks have several teams."""
 
 
 def clocked(text: str) -> tuple[str, dict[str, tuple[str, ...]]]:

@@ -58,7 +58,7 @@ def network_traffic(compiled: CompiledKernels) -> dict[str, Moved]:
     compiled : CompiledKernels
         From :func:`souffle.pipeline.compile_cuda`.
     """
-    known = count_functions(function for kernel in compiled.merged for function in kernel.shape.functions)
+    known = count_functions(function for kernel in compiled.merged for function in kernel.shape.wholes)
     shapes: dict[str, ShapeTraffic] = {k.name: count_shape(k.shape, known) for k in compiled.merged}
     total = dict.fromkeys(COUNTINGS, Moved())
     for launch in compiled.plan.launches:

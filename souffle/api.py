@@ -111,12 +111,12 @@ def compile(
     disable : sequence of str
         What V4 is to leave out, to see its effect alone: any of ``"attention"``, ``"normalization"``,
         ``"interleaving"``, ``"channels"``, ``"reuse"``, ``"resident"``, ``"ramps"``,
-        ``"weights"``, ``"teams"`` and ``"hfuse"`` (:data:`souffle.options.ON_CHIP`). Levels below have none of them,
-        but for ``"teams"``, which V3 has. And ``"integers"``, which every level has of an ONNX model: products of
-        what ``DequantizeLinear`` makes are computed on the integers. And ``"winograd"``, which the CPU target has at
-        every level: convolutions of 3 x 3 weights by minimal filtering, which where the image is infinite or NaN give
-        NaN for results up to four places away from there. And ``"gathered"``, which it has from V1 on: independent
-        products with the same weights, such as those of a recurrent layer's inputs, are one. On the CPU
+        ``"weights"``, ``"teams"``, ``"hfuse"`` and ``"prologues"`` (:data:`souffle.options.ON_CHIP`). Levels below have
+        none of them, but for ``"teams"``, which V3 has. And ``"integers"``, which every level has of an ONNX model:
+        products of what ``DequantizeLinear`` makes are computed on the integers. And ``"winograd"``, which the CPU
+        target has at every level: convolutions of 3 x 3 weights by minimal filtering, which where the image is infinite
+        or NaN give NaN for results up to four places away from there. And ``"gathered"``, which it has from V1 on:
+        independent products with the same weights, such as those of a recurrent layer's inputs, are one. On the CPU
         ``"interleaving"`` is had from V2 on.
     reuse_policy : str
         Which tensors stay in shared memory where not all have room that could: ``"belady"``, those that are needed

@@ -78,15 +78,16 @@ LEVELS = {
 
 ON_CHIP = (
     *("attention", "normalization", "interleaving", "channels", "reuse", "resident", "ramps", "weights", "teams"),
-    "hfuse",
+    *("hfuse", "prologues"),
 )
 """What keeps tensors on chip at V4, and teams from V3 on, each of which can be left out alone: a product, what follows
 it in rows and a second product in one stage; normalizations that become part of the products around them; sums of which
 an element needs several, such as a cell's gates, computed with it; tiles that own their channels through several
 operators; stages joined whose tiles match; tensors that stay in a block's shared memory from one stage to a later one;
 partial steps before and after a loop that become steps of it; constants that stay on chip for all its steps; blocks
-of a multiprocessor that are one, so that fewer wait for each other and tiles are spread evenly; and independent stages
-that different blocks, or different threads of each block, compute at the same time (HFuse)."""
+of a multiprocessor that are one, so that fewer wait for each other and tiles are spread evenly; independent stages
+that different blocks, or different threads of each block, compute at the same time (HFuse); and the first tiles of a
+product's weights, which are copied to shared memory while blocks wait for its activations."""
 
 INTEGERS = "integers"
 """Products on the integers that numbers were dequantized from; at every level, as it is the import that does it."""
@@ -139,11 +140,14 @@ class Waiting:
         Whether blocks that share a multiprocessor may be one block, where that makes barriers cheaper.
     side_by_side : bool
         Whether independent stages between two barriers may be computed at the same time.
+    prologues : bool
+        Whether blocks copy the first weights of the stage behind a barrier while they wait.
     """
 
     flags: str
     teams: bool
     side_by_side: bool = False
+    prologues: bool = False
 
 
 BARRIERS = Waiting("barriers", teams=False)
@@ -312,7 +316,9 @@ class Options:
         """
         level = LEVELS[self.level]
         flags = "barriers" if self.waits == "auto" and not level.reuse else self.waits
-        return Waiting(flags, level.merge and "teams" not in self.disable, "hfuse" in self.on_chip)
+        on_chip = self.on_chip
+        teams = level.merge and "teams" not in self.disable
+        return Waiting(flags, teams, "hfuse" in on_chip, "prologues" in on_chip)
 
     @property
     def on_chip(self) -> frozenset[str]:

@@ -24,11 +24,23 @@ __all__ = ["KernelPrice", "KernelPrices", "runs_of"]
 
 @dataclass(frozen=True)
 class KernelPrice:
-    """What one launch of a kernel takes, its barriers of the whole grid, and the teams of a block."""
+    """What one launch of a kernel takes.
+
+    Attributes
+    ----------
+    times : KernelTimes
+    grid_syncs : int
+        Its barriers of the whole grid.
+    teams : int
+        Of a block.
+    begun : frozenset of int
+        Its stages whose first copies are made while blocks wait, by their numbers among all.
+    """
 
     times: KernelTimes
     grid_syncs: int
     teams: int = 1
+    begun: frozenset[int] = frozenset()
 
     @property
     def seconds(self) -> float:
@@ -87,14 +99,15 @@ class KernelPrices:
     def like(
         self, price: KernelPrice, units: Sequence[Unit], request: PartitionRequest, forecast: KernelForecast
     ) -> float:
-        """Seconds of some units in a kernel with the barriers and teams of one whose price is known.
+        """Seconds of some units in a kernel with the barriers, teams and prologues of one whose price is known.
 
         Nothing is planned: where tiles wait for tiles and stages run side by side is left out, so that it compares
         only with what it says of other units.
         """
         block = forecast.together(flat_stages(units))
         tiles, fetches = max(stage.schedule.tiles for stage in flat_stages(units)), self.fetches(request, forecast)
-        how = {"fewer": True, "fetches": fetches, "teams": price.teams}
+        begun = {stage for number, stage in enumerate(flat_stages(units)) if number in price.begun}
+        how = {"fewer": True, "fetches": fetches, "teams": price.teams, "begun": begun}
         return forecast.times(units, block, tiles, price.grid_syncs, **how).seconds
 
     def fetches(self, request: PartitionRequest, forecast: KernelForecast) -> bool:
@@ -112,10 +125,11 @@ class KernelPrices:
             tiles = max(stage.schedule.tiles for stage in flat_stages(units))
             return KernelPrice(forecast.times(units, block, tiles, 0, fewer=True, fetches=fetches), 0)
         plan = plan_kernel(subprogram, request, self.constants, self.waiting, self.dependences, prefetch=False)
-        shape, options = plan.shape, {"teams": plan.shape.team_count, "groups": plan.groups}
+        shape, options = plan.shape, {"teams": plan.shape.team_count, "groups": plan.groups, "begun": plan.begun}
         waits = shape.grid_syncs, shape.flag_waits
         times = forecast.times(units, block, shape.tiles, *waits, fewer=True, fetches=fetches, **options)
-        return KernelPrice(times, shape.grid_syncs, shape.team_count)
+        begun = (number for number, stage in enumerate(flat_stages(units)) if stage in plan.begun)
+        return KernelPrice(times, shape.grid_syncs, shape.team_count, frozenset(begun))
 
 
 def runs_of(unit: Unit) -> int:

@@ -12,6 +12,7 @@ from souffle.codegen.dataflow import Dataflow, StageUse, Steps
 from souffle.program import Loop, Tensor, TEProgram
 from souffle.schedule.lower import DeviceFunction, LoweringError, partial_function
 from souffle.schedule.lower.parts import part_forms
+from souffle.schedule.lower.prologues import rests_of
 from souffle.schedule.lower.teams import team_forms
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
@@ -99,5 +100,6 @@ def _forms(function: DeviceFunction) -> tuple[DeviceFunction, ...]:
     forms = [function, *part_forms(function)]
     with suppress(LoweringError):
         forms.append(partial_function(function))
+    forms += [rest for one in forms for rest in rests_of(one)]
     in_teams = [form for one in forms for form in team_forms(one)]
     return tuple(dict.fromkeys((*forms, *in_teams)))

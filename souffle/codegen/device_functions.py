@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from souffle.codegen.extrema import EXTREMA_TEXTS
 from souffle.codegen.stage_calls import OWN_FUNCTION, OWN_TEXT, TURNS_FUNCTION
 from souffle.kernel.block_flags import FLAG_FUNCTIONS, FLAGS_TEXT, WATCHED_WAIT_FUNCTION, WATCHED_WAIT_TEXT
-from souffle.kernel.grid_barrier import GRID_BARRIERS, WATCHED_COUNTER
+from souffle.kernel.grid_barrier import ARRIVAL_FUNCTION, GRID_BARRIERS, HALVES_TEXT, WATCHED_COUNTER
 from souffle.kernel.merge import (
     CHOICE_FUNCTION,
     KEPT_FUNCTION,
@@ -309,6 +309,7 @@ _TEXTS: tuple[tuple[tuple[str, ...], str], ...] = (
     *EXTREMA_TEXTS,
     (FLAG_FUNCTIONS, FLAGS_TEXT),
     *(((barrier.function,), barrier.text) for barrier in GRID_BARRIERS.values() if barrier.function),
+    ((ARRIVAL_FUNCTION,), HALVES_TEXT),
     ((WATCHED_COUNTER.function, WATCHED_WAIT_FUNCTION), OVERDUE_TEXT),
     ((WATCHED_COUNTER.function,), WATCHED_COUNTER.text),
     ((WATCHED_WAIT_FUNCTION,), WATCHED_WAIT_TEXT),

@@ -56,7 +56,7 @@ def _predicted(
         block = StageResources(used.registers, used.static_shared_bytes, shared, threads, 0, True)
     waits = kernel.grid_syncs, kernel.flag_waits
     options = {"fewer": fewer, "fetches": fetches, "teams": kernel.teams, "groups": launched.groups}
-    times = forecast.times(units, block, kernel.tiles, *waits, **options)
+    times = forecast.times(units, block, kernel.tiles, *waits, **options, begun=launched.begun)
     if not times.blocks:
         return kernel
     launch = {"grid": times.grid, "teams": kernel.teams}
@@ -64,7 +64,8 @@ def _predicted(
     for unit in units:
         runs = unit.loop.steps if isinstance(unit, LoopStage) else 1
         for stage in flat_stages([unit]):
-            seconds, alone = runs * forecast.seconds(stage, block, times.blocks, **launch), forecast.alone(stage)
+            how = {**launch, "begun": stage in launched.begun}
+            seconds, alone = runs * forecast.seconds(stage, block, times.blocks, **how), forecast.alone(stage)
             own = PredictedStage(
                 stage.label,
                 runs,
@@ -72,7 +73,7 @@ def _predicted(
                 alone.registers,
                 alone.shared_bytes,
                 seconds,
-                forecast.bound(stage, block, times.blocks, **launch),
+                forecast.bound(stage, block, times.blocks, **how),
                 alone.stack_bytes,
             )
             same = stages.get(own.name)

@@ -8,7 +8,7 @@ range (:data:`OWN_TEXT`).
 
 Code that several places call stays one copy. Its arguments take registers of their own, though, so that a function
 which needs all that there are is copied to a few places; and so is what finds or leaves constants in the caller's
-registers, or at places of shared memory that it knows.
+registers, or at places of shared memory that it knows, and the few copies of a prologue.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tvm import tirx
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS
 from souffle.schedule.lower.kept_arrays import SCOPES
 from souffle.schedule.lower.local_arrays import OWN_REGISTERS, local_words
+from souffle.schedule.lower.prologues import PROLOGUE
 from souffle.tvm_compat import Analyzer, collect
 
 __all__ = ["OWN_FUNCTION", "OWN_TEXT", "TURNS_FUNCTION", "StageCalls"]
@@ -98,7 +99,8 @@ class StageCalls:
     def written(self, text: str) -> str:
         """A text as TVM writes it, with the functions as they are to be compiled."""
         for name in self._counts:
-            copied = self._counts[name] == 1 or _takes_kept(self._functions[name]) or self._is_crowded(name)
+            few = _takes_kept(self._functions[name]) or PROLOGUE in self._functions[name].attrs
+            copied = self._counts[name] == 1 or few or self._is_crowded(name)
             keyword = "__forceinline__" if copied else "__noinline__"
             text = text.replace(f'extern "C" __device__ void {name}(', f"static __device__ {keyword} void {name}(")
             if name in self._beside:

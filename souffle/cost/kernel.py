@@ -143,7 +143,8 @@ class KernelForecast:
     def seconds(self, stage: Stage, kernel: StageResources, most: int | None = None, **launch: int) -> float:
         """See :meth:`souffle.partition.Forecast.seconds`; in a grid of `most` blocks where more would fit.
 
-        `launch` is the `grid` of a cooperative launch and its `teams`, for :func:`souffle.cost.predict.predict_work`.
+        `launch` is the `grid` of a cooperative launch, its `teams`, and whether the stage's first copies are `begun`
+        before it, for :func:`souffle.cost.predict.predict_work`.
         """
         terms = self.terms(stage, kernel, most, **launch)
         return sum(_seconds(one) for one in terms) if terms else math.inf
@@ -160,6 +161,7 @@ class KernelForecast:
         fetches: bool = False,
         teams: int = 1,
         groups: Sequence[Group] = (),
+        begun: Collection[Stage] = (),
     ) -> KernelTimes:
         """The times of a kernel of some units.
 
@@ -184,6 +186,8 @@ class KernelForecast:
             Of each block: stages take what they do with as many blocks as there are teams, barriers less.
         groups : sequence of Group
             Stages that are computed side by side.
+        begun : collection of Stage
+            Those whose first copies of constants are made while blocks wait before them.
         """
         runs = [(s, u.loop.steps if isinstance(u, LoopStage) else 1) for u in units for s in flat_stages([u])]
         fetching = self._fetching(units) if fetches else [(0,) * len(stage.functions) for stage, _ in runs]
@@ -192,7 +196,9 @@ class KernelForecast:
             blocks = max(1, min(tiles, most // teams))
             grid = blocks if grid_syncs or flag_waits else 0
             launch = {"grid": grid, "teams": teams}
-            stages = sum(count * self.seconds(stage, block, most, **launch) for stage, count in runs)
+            stages = sum(
+                count * self.seconds(stage, block, most, begun=stage in begun, **launch) for stage, count in runs
+            )
             stages += sum(self.fill_seconds(stage, block, most, count) for stage, count in runs)
             for group in groups:
                 gained = self.gained_seconds(group.members, block, most, blocks, teams, waits=bool(grid))
@@ -206,7 +212,8 @@ class KernelForecast:
             for (stage, _), counts in zip(runs, fetching, strict=True):
                 if any(counts):
                     warm, late = (
-                        self.terms(stage, block, most, fetched=fetched, **launch) for fetched in (False, True)
+                        self.terms(stage, block, most, fetched=fetched, begun=stage in begun, **launch)
+                        for fetched in (False, True)
                     )
                     code += sum(n * (_seconds(b) - _seconds(a)) for n, a, b in zip(counts, warm, late, strict=True))
             return KernelTimes(self.launch_seconds, waiting, stages + code, most, code, grid)
@@ -323,10 +330,12 @@ class KernelForecast:
         fetched: bool = False,
         grid: int = 0,
         teams: int = 1,
+        begun: bool = False,
     ) -> tuple[Terms, ...]:
         """What :meth:`seconds` is made of, for each function of the stage; none where no block of the kernel fits.
 
-        `fetched` says whether the code of each is fetched; `grid` and `teams` are of a cooperative launch.
+        `fetched` says whether the code of each is fetched; `grid` and `teams` are of a cooperative launch, before which
+        the stage's first copies may be `begun`.
         """
         fit = self.resident(kernel) * self.device.sm_count
         if not fit:
@@ -335,13 +344,14 @@ class KernelForecast:
         functions, spills = stage.functions, self._resources[stage].spill_bytes
         code = self._code_of([stage]) if fetched else dict.fromkeys(functions, 0.0)
         cold, every = self.moved_bytes[stage]
-        key = (functions, cold, every, blocks, kernel.shared_bytes, kernel.threads, spills, fetched, grid, teams)
+        how = fetched, grid, teams, begun
+        key = (functions, cold, every, blocks, kernel.shared_bytes, kernel.threads, spills, *how)
         if key not in self._known:
             own = replace(kernel, spill_bytes=spills)
             self._known[key] = tuple(
                 predict_work(
                     self._work(f), f.tiles, own, self.device, cold or every,
-                    warm=not cold, most=blocks, fetched_code=code[f], grid=grid, teams=teams,
+                    warm=not cold, most=blocks, fetched_code=code[f], grid=grid, teams=teams, begun=begun,
                 )
                 for f in functions
             )  # fmt: skip

@@ -12,7 +12,8 @@ special-function and tensor units, the data path of shared memory and L1, the po
     first = chain + max(0, code that is not in the instruction cache / its rate - issue of that code, once)
     wave(R) = max(R x busy, chain)                      R tiles side by side
     multiprocessors = full waves x wave(R) + wave(tiles of the last wave on one multiprocessor), `first` in place of the
-                      first wave's chain
+                      first wave's chain; there, where the first copies of constants were made before the start, the
+                      first loads that are waited for are only of what the L2 has
     seconds = start + max(multiprocessors / clock, L2 bytes / L2 bandwidth, memory bytes / memory bandwidth)
 
 where ``start`` is a launch or a grid sync. Bytes from the L2 lie between the distinct sectors of a tile and all that it
@@ -131,6 +132,8 @@ class TileClocks:
         Of all bytes at the bandwidth of the L2 cache and of device memory.
     l2_bytes, memory_bytes, shared_bytes : float
         That all tiles move at each level.
+    nearer : float
+        Clocks by which the chain is shorter where what is waited for first comes from the L2 cache.
     """
 
     units: Mapping[str, float]
@@ -142,6 +145,7 @@ class TileClocks:
     l2_bytes: float
     memory_bytes: float
     shared_bytes: float
+    nearer: float = 0.0
 
     @property
     def busy(self) -> float:
@@ -272,6 +276,7 @@ def predict_work(
     fetched_code: float = 0.0,
     grid: int = 0,
     teams: int = 1,
+    begun: bool = False,
 ) -> Terms:
     """The terms of `tiles` tiles of some work.
 
@@ -296,6 +301,9 @@ def predict_work(
         Blocks of a cooperative launch; 0 for another launch, whose blocks the device spreads evenly.
     teams : int
         Of each of them, which are blocks here.
+    begun : bool
+        Whether the first copies of what comes from memory were made before the start
+        (:mod:`souffle.schedule.lower.prologues`).
 
     Raises
     ------
@@ -308,14 +316,16 @@ def predict_work(
     last = _most_together(rest, grid, teams, device) if grid else -(-rest // device.sm_count)
     spent = full * max(resident * busy, chain) + (max(last * busy, chain) if rest else 0.0)
     side_by_side = resident if full else last
-    first = chain + _fetch_clocks(fetched_code, resources.threads, device)
-    late = max(side_by_side * busy, first) - max(side_by_side * busy, chain)
+    begins = chain - own.nearer if begun else chain
+    first = begins + _fetch_clocks(fetched_code, resources.threads, device)
+    spent -= max(side_by_side * busy, chain) - max(side_by_side * busy, begins)
+    late = max(side_by_side * busy, first) - max(side_by_side * busy, begins)
     waves = full + (rest > 0)
     evenly = tiles / device.sm_count / device.clock_hz
     return Terms(
         start=start,
         **{name: value * evenly for name, value in clocks.items()},
-        chain=chain * waves / device.clock_hz,
+        chain=(chain * waves - chain + begins) / device.clock_hz,
         code=late / device.clock_hz,
         l2=own.l2_seconds,
         memory=own.memory_seconds,
@@ -386,6 +396,7 @@ def tile_clocks(
         l2_bytes=tiles * through_l2,
         memory_bytes=from_memory,
         shared_bytes=tiles * work.shared_bytes,
+        nearer=(latency - device.l2_latency_clocks) * (work.global_waits > 0),
     )
 
 

@@ -251,7 +251,7 @@ def _compiled(task: Compiled, progress: Progress, reference: Reference) -> dict[
 def _traffic(merged: MergedProgram) -> dict[str, Any]:
     """Bytes read by all launches of a run, as shared memory and caches serve them within a stage or a launch."""
     try:
-        known = count_functions(function for kernel in merged.kernels for function in kernel.shape.functions)
+        known = count_functions(function for kernel in merged.kernels for function in kernel.shape.wholes)
         shapes = [count_shape(kernel.shape, known) for kernel in merged.kernels]
     except CountingError as error:
         return {"not_counted": str(error)}

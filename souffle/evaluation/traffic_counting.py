@@ -371,7 +371,7 @@ def count_shape(shape: KernelShape, known: Mapping[DeviceFunction, FunctionTraff
     for call in shape.calls:
         steps = call.steps if isinstance(call, LoopCall) else 1
         for stage in call.calls if isinstance(call, LoopCall) else (call,):
-            parts = [known[function] for function in stage.functions]
+            parts = [known[function] for function in stage.wholes]
             for part in parts:
                 asked += part.asked.times(steps)
                 once_per_tile += part.once_per_tile.times(steps)

@@ -24,6 +24,7 @@ from souffle.program.loop import ALIGNMENT
 from souffle.schedule.group import Group
 from souffle.schedule.lower.device_function import DeviceFunction, LoweringError
 from souffle.schedule.lower.fewer_threads import fit_functions
+from souffle.schedule.lower.prologues import prologue_of
 from souffle.schedule.lower.shares import ALL_WORKERS
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
@@ -87,6 +88,8 @@ class CallPlan:
         Stages that are computed side by side.
     orders : tuple of EpochOrder
         Of the kernel, then of each loop in it.
+    begun : frozenset of Stage
+        Stages whose first copies are made while blocks wait for what they read.
     """
 
     shape: KernelShape
@@ -99,6 +102,7 @@ class CallPlan:
     decisions: tuple[Decision, ...] = ()
     groups: tuple[Group, ...] = ()
     orders: tuple[EpochOrder, ...] = ()
+    begun: frozenset[Stage] = frozenset()
 
 
 def plan_calls(
@@ -111,6 +115,7 @@ def plan_calls(
     dependences: TileDependences | None = None,
     groups: Sequence[Group] = (),
     delayed: Mapping[Stage, int] | None = None,
+    prologues: bool = False,
 ) -> CallPlan:
     """Decide where a kernel waits, and with which tensors it is launched.
 
@@ -132,21 +137,30 @@ def plan_calls(
         Stages that are computed side by side, each in one epoch and nothing on its blocks for others.
     delayed : mapping of Stage to int, optional
         Epochs of stages that may wait longer than they have to, which are none's in which no other stage is.
+    prologues : bool
+        Whether the first copies of stages, where they are of constants, are made while blocks wait.
     """
     waits = Waits(dependences or TileDependences(), expected or Expected(), delayed)
-    plan = _Planner(constants, prefetch, waits, groups).plan(stages, blocks_per_sm)
+    plan = _Planner(constants, prefetch, waits, groups, prologues).plan(stages, blocks_per_sm)
     return replace(plan, groups=tuple(groups))
 
 
 class _Planner:
     def __init__(
-        self, constants: Mapping[Tensor, object], prefetch: bool, waits: Waits, groups: Sequence[Group]
+        self,
+        constants: Mapping[Tensor, object],
+        prefetch: bool,
+        waits: Waits,
+        groups: Sequence[Group],
+        prologues: bool,
     ) -> None:
         self.shares = {stage: share for group in groups for stage, share in group.members}
         self.form: dict[DeviceFunction, DeviceFunction] = {}
         self.constants = constants
         self.prefetch = prefetch
         self.waits = waits
+        self.prologues = prologues
+        self.begun: dict[Stage, None] = {}
         self.position: dict[Tensor, int] = {}
         self.touches: dict[TensorTouch, None] = {}
         # Where flags are, of the kernel (None) and in its loops; how many arrivals of the text stand before theirs.
@@ -182,7 +196,7 @@ class _Planner:
                     reasons += inside
                 else:
                     places = {t: self.fixed(t) for t in (*unit.inputs, *unit.outputs)}
-                    calls.append(self.stage(unit, barrier, places, self.constants, None))
+                    calls.append(self.stage(unit, barrier, places, self.constants, None, self.constants))
                     self.touch(unit.inputs, unit.outputs, span)
             start = span.stop
         tensors = tuple(self.position)
@@ -192,8 +206,9 @@ class _Planner:
         for unit, body in bodies.items():
             if between[unit].scope == "grid" and unit not in near:
                 orders.append(self.epoch_order(body, unit.loop.steps))
+        touches, begun = tuple(self.touches), frozenset(self.begun)
         return CallPlan(
-            shape, order.units, epochs, start, tensors, tuple(self.touches), tuple(reasons), orders=tuple(orders)
+            shape, order.units, epochs, start, tensors, touches, tuple(reasons), orders=tuple(orders), begun=begun
         )
 
     def epoch_order(self, order: Sequenced, runs: int) -> EpochOrder:
@@ -264,8 +279,9 @@ class _Planner:
         places: Mapping[Tensor, ArgumentPlace],
         weights: Container[Tensor],
         loop: LoopStage | None,
+        unchanging: Container[Tensor],
     ) -> StageCall:
-        """The call of a stage; `weights` are worth a prefetch."""
+        """The call of a stage; `weights` are worth a prefetch, `unchanging` may be copied before its barrier."""
         scope = barrier.scope if barrier else ""
         ahead = self.prefetch and barrier is not None
         kept = () if stage.kept is None else tuple(stage.inputs[number] for number in stage.kept.reads)
@@ -277,7 +293,21 @@ class _Planner:
         share = self.shares.get(stage, ALL_WORKERS)
         functions = tuple(self.form[f] for f in stage.functions) if share.part is None else (share.part.function,)
         own = scope == "grid", prefetch, scope == "block", assignment, stage.kept, scope == "flags"
-        return StageCall(functions, arguments, *own, self.waiting(stage, loop), share)
+        call = StageCall(functions, arguments, *own, self.waiting(stage, loop), share)
+        return self.beginning(stage, call, unchanging)
+
+    def beginning(self, stage: Stage, call: StageCall, unchanging: Container[Tensor]) -> StageCall:
+        """The call of a stage behind a grid barrier whose first copies are made before, where that is possible."""
+        alone = len(call.functions) == 1 and call.kept is None and call.share == ALL_WORKERS
+        slots = call.assignment is None or call.assignment.per_slot == 1
+        if not (self.prologues and call.sync_before and alone and slots and not self.arrivals):
+            return call
+        constants = [number for number, tensor in enumerate(stage.inputs) if tensor in unchanging]
+        prologue = prologue_of(call.functions[0], constants)
+        if prologue is None:
+            return call
+        self.begun[stage] = None
+        return replace(call, functions=(prologue.rest,), prologue=prologue)
 
     def loop(
         self, unit: LoopStage, body: Sequenced, steps: Barrier, span: range, before: Barrier | None, *, alone: bool
@@ -295,6 +325,8 @@ class _Planner:
         barriers = {**body.barriers, body.units[0]: steps}
         barriers = {stage: self.exchanged(barrier, body, stage, unit) for stage, barrier in barriers.items()}
         steps = barriers[body.units[0]]
+        scope = before.scope if before else ""
+        unchanging = {*parts, *self.constants}
         # Without a wait of all blocks between steps, one may be a step ahead.
         apart = alone and steps.scope == "grid"
         calls = []
@@ -307,13 +339,16 @@ class _Planner:
                 if tensor in inside:
                     here = range(span.start + at, span.start + at + 1) if apart else span
                     self.touch((), (tensor,), here)
-            calls.append(self.stage(stage, barriers.get(stage), places, weights, unit))
+            # What waits in some steps alone copies nothing before.
+            always = scope == "grid" or stage is not body.units[0]
+            calls.append(
+                self.stage(stage, barriers.get(stage), places, weights, unit, unchanging if always else frozenset())
+            )
         runs = {body.units[0]: loop.steps - 1} if steps.scope == "grid" else {}
         reasons = [
             replace(barriers[stage], runs=runs.get(stage, loop.steps)) for stage in body.units if stage in barriers
         ]
         ahead = tuple((self.fixed(source), source.nbytes) for source in small) if self.prefetch else ()
-        scope = before.scope if before else ""
         return LoopCall(loop.steps, parts_together(calls), scope == "grid", ahead, scope == "block"), reasons
 
     def places(self, loop: Loop, span: range) -> dict[Tensor, ArgumentPlace]:

@@ -3,6 +3,10 @@
 A barrier says how the wait is written in TensorIR, which memory it keeps between waits, and the CUDA text of its device
 function. Every barrier needs all blocks of the launch on the device at once, and is called by all threads of all blocks
 equally often. What any thread wrote before its call, every thread may read after its own.
+
+What a block does while it waits, such as the copies of a prologue (:mod:`souffle.schedule.lower.prologues`), stands
+between the two halves of a barrier: its arrival, and the wait for all others, so that nobody waits for it. Where a
+barrier has no halves it stands before the barrier, and copies behind one of the block alone.
 """
 
 from __future__ import annotations
@@ -16,15 +20,18 @@ from tvm.backend.cuda.op import cuda_grid_sync
 from souffle.errors import OptionError
 from souffle.kernel.kernel_shape import KernelShape, LoopCall
 from souffle.kernel.watchdog import OVERDUE_FUNCTION, POLLS
-from souffle.tvm_compat import PrimExpr
+from souffle.tvm_compat import PrimExpr, sequence
 from souffle.watchdog import GRID_BARRIER
 
 __all__ = [
+    "ARRIVAL_FUNCTION",
+    "COMPLETION_FUNCTION",
     "COUNTER_FUNCTION",
     "GRID_BARRIERS",
     "STATE_DTYPE",
     "WATCHED_COUNTER",
     "WATCHED_FUNCTION",
+    "HALVES_TEXT",
     "GridBarrier",
     "WaitPlace",
     "barrier_for",
@@ -33,6 +40,12 @@ __all__ = [
 
 COUNTER_FUNCTION = "souffle_wait_for_grid"
 """The device function of the counter barrier."""
+
+ARRIVAL_FUNCTION = "souffle_grid_arrival"
+"""Its first half: ``unsigned ARRIVAL_FUNCTION(unsigned* state, int num_blocks)``, what the arrival has found."""
+
+COMPLETION_FUNCTION = "souffle_grid_completion"
+"""Its second half: ``int COMPLETION_FUNCTION(unsigned* state, int num_blocks, unsigned found)``."""
 
 WATCHED_FUNCTION = "souffle_watched_wait_for_grid"
 """The same with a limit."""
@@ -83,6 +96,8 @@ class GridBarrier:
         overlap. After a run in which a wait was over they are of no use.
     limit : int
         Nanoseconds after which a wait is over (:mod:`souffle.kernel.watchdog`); 0 for none.
+    halves : bool
+        Whether an arrival and the wait for the others may be called apart.
     """
 
     name: str
@@ -90,12 +105,20 @@ class GridBarrier:
     text: str = ""
     state_words: int = 0
     limit: int = 0
+    halves: bool = False
 
     def words(self, shape: KernelShape) -> int:
         """Words of state that a kernel needs of it."""
         return self.state_words if waits(shape) else 0
 
-    def wait(self, parameters: Sequence[tirx.Var], num_blocks: PrimExpr, place: WaitPlace) -> tirx.Stmt:
+    def wait(
+        self,
+        parameters: Sequence[tirx.Var],
+        num_blocks: PrimExpr,
+        place: WaitPlace,
+        copies: Sequence[tirx.Stmt] = (),
+        asked: Sequence[tirx.Stmt] = (),
+    ) -> tirx.Stmt:
         """The statement at which all blocks wait.
 
         Parameters
@@ -105,7 +128,19 @@ class GridBarrier:
         num_blocks : PrimExpr
             Blocks of the launch.
         place : WaitPlace
+        copies : sequence of Stmt
+            What writes the block's shared memory when all of its threads have come, before it goes on.
+        asked : sequence of Stmt
+            What asks for memory ahead.
         """
+        if (copies or asked) and self.halves:
+            state, found = parameters[0], tirx.Var("found", STATE_DTYPE)
+            arrival = tirx.call_extern(STATE_DTYPE, ARRIVAL_FUNCTION, state, num_blocks)
+            completion = tirx.call_extern("int32", COMPLETION_FUNCTION, state, num_blocks, found)
+            return sequence(tirx.Bind(found, arrival), *copies, *asked, tirx.Evaluate(completion))
+        if copies or asked:
+            block = [tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))] if copies else []
+            return sequence(*asked, *block, *copies, self.wait(parameters, num_blocks, place))
         if not self.function:
             return tirx.Evaluate(cuda_grid_sync())
         state, *record = parameters
@@ -174,6 +209,33 @@ static __device__ __forceinline__ int {COUNTER_FUNCTION}(unsigned* state, int nu
 }}
 """
 
+# The same in two halves. Each thread of a block comes to both, so that what is said above of the whole holds of them;
+# what stands between is after A's first bar.sync and before B's second one. It is in no order with other blocks.
+HALVES_TEXT = f"""
+static __device__ __forceinline__ unsigned {ARRIVAL_FUNCTION}(unsigned* state, int num_blocks) {{
+  unsigned found = 0;
+  __syncthreads();
+  if (threadIdx.x == 0) {{
+    size_t counter = __cvta_generic_to_global(state);
+    unsigned add = blockIdx.x == 0 ? 0x80000000u - (unsigned)(num_blocks - 1) : 1u;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(found) : "l"(counter), "r"(add) : "memory");
+  }}
+  return found;
+}}
+static __device__ __forceinline__ int {COMPLETION_FUNCTION}(unsigned* state, int num_blocks, unsigned found) {{
+  if (threadIdx.x == 0) {{
+    size_t counter = __cvta_generic_to_global(state);
+    unsigned now = found + (blockIdx.x == 0 ? 0x80000000u - (unsigned)(num_blocks - 1) : 1u);
+    while (((found ^ now) & 0x80000000u) == 0) {{
+      {_LOOK}
+    }}
+  }}
+  __syncthreads();
+  return 0;
+}}
+"""
+"""CUDA text of both halves."""
+
 # With a limit. It is the barrier above, but for what thread 0 does while it polls, and that a block may end: a call
 # that returns has read the top bit changed, by the same arrival and the same load, and bar.red orders what bar.sync
 # does. All threads of a block end together, so that none is missing at a barrier of the block. What the word in the
@@ -208,7 +270,7 @@ GRID_BARRIERS = {
     for barrier in (
         GridBarrier("cooperative"),
         # A whole cache line, which polling then shares with no tensor.
-        GridBarrier("counter", COUNTER_FUNCTION, _COUNTER_TEXT, _LINE),
+        GridBarrier("counter", COUNTER_FUNCTION, _COUNTER_TEXT, _LINE, halves=True),
     )
 }
 """``"cooperative"``: ``this_grid().sync()`` of cooperative groups. ``"counter"``: a counter of arrivals of our own."""

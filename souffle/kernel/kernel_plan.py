@@ -49,7 +49,7 @@ def plan_kernel(
         Whether blocks may be divided in parts: not before it is known what stays in their shared memory, where parts
         have theirs. So a price is never for what is not made then.
     """
-    planned = partial(_planned, subprogram, request, constants, dependences, prefetch)
+    planned = partial(_planned, subprogram, request, constants, dependences, prefetch, waiting)
     plain, teams, decided = _in_order(subprogram, request, waiting, planned)
     if waiting.side_by_side and not plain.shape.ticks:
         beside = {"parts": parts, "arrangements": request.arrangements}
@@ -66,7 +66,7 @@ def independent_stages(
     dependences: TileDependences | None = None,
 ) -> Iterator[Considered]:
     """The stages of a subprogram's kernel that could be computed side by side; parameters as for `plan_kernel`."""
-    planned = partial(_planned, subprogram, request, constants, dependences, False)
+    planned = partial(_planned, subprogram, request, constants, dependences, False, waiting)
     plain, teams, _ = _in_order(subprogram, request, waiting, planned)
     if waiting.side_by_side and not plain.shape.ticks:
         yield from considered(plain, request.forecast, teams)
@@ -78,6 +78,7 @@ def _planned(
     constants: Mapping[Tensor, object],
     dependences: TileDependences | None,
     prefetch: bool,
+    waiting: Waiting,
     flags: str,
     **groups: object,
 ) -> CallPlan:
@@ -88,6 +89,7 @@ def _planned(
         blocks_per_sm=subprogram.blocks_per_sm,
         expected=expected_in(request, subprogram.stages, flags),
         dependences=dependences,
+        prologues=waiting.prologues,
         **groups,
     )
 
@@ -121,7 +123,7 @@ def _teams(plain: CallPlan, barriers: CallPlan, request: PartitionRequest) -> tu
     def times(plan: CallPlan, teams: int) -> KernelTimes:
         shape = plan.shape
         waits = shape.grid_syncs, shape.flag_waits
-        return forecast.times(plan.stages, block, shape.tiles, *waits, fewer=True, teams=teams)
+        return forecast.times(plan.stages, block, shape.tiles, *waits, fewer=True, teams=teams, begun=plan.begun)
 
     found = {n: times(barriers, n) for n in team_counts(block, request.device, barriers.shape.tiles)}
     if not found:

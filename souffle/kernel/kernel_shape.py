@@ -11,6 +11,7 @@ from souffle.kernel.tile_bands import TileBand
 from souffle.schedule.lower.device_function import DeviceFunction
 from souffle.schedule.lower.fewer_threads import fit_functions
 from souffle.schedule.lower.kept_loads import KeptLoads
+from souffle.schedule.lower.prologues import Prologue, prologue_by_teams
 from souffle.schedule.lower.shares import ALL_WORKERS, Share
 from souffle.schedule.lower.teams import Teams, kept_by_teams, team_function
 from souffle.schedule.resources import aligned, with_constants
@@ -97,6 +98,9 @@ class StageCall:
         What each of its tiles waits for.
     share : Share
         Which workers compute its tiles.
+    prologue : Prologue or None
+        Its function in two, of which `functions` has the rest: the copies of each worker's first tile are made while
+        it waits at the grid sync.
     """
 
     functions: tuple[DeviceFunction, ...]
@@ -109,11 +113,17 @@ class StageCall:
     arrive_before: bool = False
     waits: tuple[TileWait, ...] = ()
     share: Share = ALL_WORKERS
+    prologue: Prologue | None = None
 
     @property
     def slots(self) -> int:
         """Its tiles, those that a block computes together counted once."""
         return self.assignment.count if self.assignment else max(f.tiles for f in self.functions)
+
+    @property
+    def wholes(self) -> tuple[DeviceFunction, ...]:
+        """Its functions as they would be without a prologue."""
+        return self.functions if self.prologue is None else (self.prologue.whole,)
 
     @property
     def shared_bytes(self) -> int:
@@ -210,14 +220,24 @@ class KernelShape:
         return tuple(f for call in self.stage_calls for f in call.functions)
 
     @property
+    def wholes(self) -> tuple[DeviceFunction, ...]:
+        """What computes stages with all of their copies, as often as it stands in the text."""
+        return tuple(f for call in self.stage_calls for f in call.wholes)
+
+    @property
     def fills(self) -> tuple[DeviceFunction, ...]:
         """What reads the constants that stages find on chip, each once."""
         return tuple(dict.fromkeys(call.kept.fill for call in self.stage_calls if call.kept))
 
     @property
+    def prologues(self) -> tuple[DeviceFunction, ...]:
+        """What makes the first copies of stages while blocks wait, each once."""
+        return tuple(dict.fromkeys(call.prologue.copies for call in self.stage_calls if call.prologue))
+
+    @property
     def called(self) -> tuple[DeviceFunction, ...]:
         """All that the kernel calls, each once."""
-        return tuple(dict.fromkeys((*self.functions, *self.fills)))
+        return tuple(dict.fromkeys((*self.functions, *self.fills, *self.prologues)))
 
     @property
     def threads(self) -> int:
@@ -307,7 +327,9 @@ def _in_teams(call: StageCall | LoopCall, teams: Teams) -> StageCall | LoopCall:
     if call.share.part is not None:
         return call
     kept = call.kept and kept_by_teams(call.kept, teams)
-    return replace(call, functions=tuple(team_function(f, teams) for f in call.functions), kept=kept)
+    prologue = call.prologue and prologue_by_teams(call.prologue, teams)
+    functions = tuple(team_function(f, teams) for f in call.functions) if prologue is None else (prologue.rest,)
+    return replace(call, functions=functions, kept=kept, prologue=prologue)
 
 
 _STEPS_ALONE = 100

@@ -26,6 +26,18 @@ some teams alone, or from another one on. ::
     if 1 <= team && team < 3:                                 own = (worker + workers - 104 % workers) % workers
       own, count = (team - 1) * num_blocks + block, 2 * num_blocks
 
+What a stage copies of constants first may be copied for the first tile of each worker while blocks wait before it
+(:mod:`souffle.schedule.lower.prologues`)::
+
+    found = arrive at the grid sync
+    if worker < tiles: copies(worker, tid, w)
+    ask for further weights in the L2 cache
+    wait for the others
+    for it: tile = it * workers + worker; if tile < tiles: (if it > 0: copies(tile, tid, w)); rest(tile, tid, x, w, y)
+
+Nobody uses shared memory then: all threads of the block have come to the sync, and what the stages of another worker
+have there is no part of this one's.
+
 Constants that a stage of a loop finds in registers, or in shared memory behind what all stages use, are read into them
 before the loop, for the tile that is the block's in a grid of as many blocks as there are tiles, or more; in a smaller
 one a block has several, and reads them before each.
@@ -39,6 +51,7 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import tirx
 
+from souffle.kernel.assignment import Assignment
 from souffle.kernel.block_flags import BlockFlags, flag_words
 from souffle.kernel.grid_barrier import GRID_BARRIERS, STATE_DTYPE, GridBarrier, WaitPlace
 from souffle.kernel.kernel_shape import ArgumentPlace, KernelShape, LoopCall, StageCall, TileWait
@@ -140,8 +153,8 @@ def merge(
     pointer = tvm.ir.PointerType(tvm.ir.PrimType(STATE_DTYPE), "global")
     waiting = [tirx.Var(name, pointer) for name in names] if words else []
 
-    def wait(stage: int, step: PrimExpr) -> tirx.Stmt:
-        return barrier.wait(waiting, num_blocks, WaitPlace(number, stage, step))
+    def wait(stage: int, step: PrimExpr, **meanwhile: Sequence[tirx.Stmt]) -> tirx.Stmt:
+        return barrier.wait(waiting, num_blocks, WaitPlace(number, stage, step), **meanwhile)
 
     if shape.ticks and shape.teams:
         raise LoweringError(f"kernel {name}: the teams of a block have no flags of their own")
@@ -201,7 +214,7 @@ class _Writer:
     pointers: Sequence[tirx.Var]
     worker: _Worker
     launch: tuple[tirx.Var, tirx.Var, tirx.Var]
-    wait: Callable[[int, PrimExpr], tirx.Stmt]
+    wait: Callable[..., tirx.Stmt]
     flags: BlockFlags | None
     number: int
     loops: int = 0
@@ -238,11 +251,16 @@ class _Writer:
 
     def stage(self, call: StageCall, step: tirx.Var | None, steps: int, sync_first: bool) -> list[tirx.Stmt]:
         """A stage with the barrier before it; `sync_first` says whether a loop's first step waits there too."""
-        statements = self.asked(call.prefetch, step, steps)
-        if call.sync_before:
-            wait = self.wait(self.stages, _OUTSIDE if step is None else step)
+        asked = self.asked(call.prefetch, step, steps)
+        arguments = [self.pointer(place, step, steps) for place in call.arguments]
+        number = self.stages, _OUTSIDE if step is None else step
+        if call.sync_before and sync_first:
+            statements = [self.wait(*number, copies=self.begun(call, arguments), asked=asked)]
+        elif call.sync_before:
             # The condition is the same in all blocks.
-            statements.append(wait if sync_first else tirx.IfThenElse(step > 0, wait, None))
+            statements = [*asked, tirx.IfThenElse(step > 0, self.wait(*number), None)]
+        else:
+            statements = asked
         if call.arrive_before:
             if step is None:
                 self.ticks += 1
@@ -253,7 +271,6 @@ class _Writer:
         self.stages += len(call.functions)
         if call.block_sync_before:
             statements.append(self.block_barrier())
-        arguments = [self.pointer(place, step, steps) for place in call.arguments]
         if call.share.part is not None:
             room = self.shape.threads, self.shape.shared_bytes
             called = self.global_vars[call.share.part.function]
@@ -263,6 +280,18 @@ class _Writer:
         loops = [self.tile_loop(function, arguments, windows, call, step, place, own) for function in call.functions]
         body = [*binds, *loops]
         return [*statements, *body] if among is None else [*statements, tirx.IfThenElse(among, sequence(*body), None)]
+
+    def begun(self, call: StageCall, arguments: Sequence[PrimExpr]) -> list[tirx.Stmt]:
+        """The first copies of a stage, for the first tile of each worker."""
+        if call.prologue is None:
+            return []
+        first = self.worker.number
+        copies = self.of_threads(call.prologue.copies, self.copies(call, _tile(call.assignment, first), arguments))
+        return [tirx.IfThenElse(first < call.slots, copies, None)]
+
+    def copies(self, call: StageCall, tile: PrimExpr, arguments: Sequence[PrimExpr]) -> tirx.Stmt:
+        """The first copies of a stage, for a tile."""
+        return self.called(call.prologue.copies, tile, [arguments[number] for number in call.prologue.reads])
 
     def sharing(self, share: Share) -> tuple[_Worker, list[tirx.Stmt], PrimExpr | None]:
         """The workers that compute a stage's tiles, what counts them, and the condition that one is among them."""
@@ -407,14 +436,16 @@ class _Writer:
             if assignment.count * assignment.per_slot != function.tiles:
                 raise LoweringError(f"{callee.name_hint} has {function.tiles} tiles, which are not those of its slots")
             slots, place = assignment.count, tirx.Var("place", "int32")
-            inside = place if assignment.per_slot > 1 else tirx.IntImm("int32", 0)
-            tile = assignment.start + _digits(slot, assignment.slots) + _digits(inside, assignment.group)
+            inside = place if assignment.per_slot > 1 else _FIRST
+            tile = _tile(assignment, slot, inside)
             turn = it * assignment.per_slot + inside
         arguments = [
             argument if window is None else self.in_window(argument, window, turn, tile)
             for argument, window in zip(arguments, windows, strict=True)
         ]
         body = self.called(function, tile, [*arguments, *self.kept.get(call, ())])
+        if call.prologue is not None:
+            body = sequence(tirx.IfThenElse(it > 0, self.copies(call, tile, arguments), None), body)
         if call.kept is not None:
             if assignment is not None:
                 raise LoweringError(f"{callee.name_hint} keeps the constants of one tile, and a block has several")
@@ -441,6 +472,13 @@ class _Writer:
 
 def _block_barrier() -> tirx.Stmt:
     return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))
+
+
+def _tile(assignment: Assignment | None, slot: PrimExpr, place: PrimExpr = _FIRST) -> PrimExpr:
+    """The tile at a place of a slot."""
+    if assignment is None:
+        return slot
+    return assignment.start + _digits(slot, assignment.slots) + _digits(place, assignment.group)
 
 
 def _digits(number: PrimExpr, digits: Sequence[tuple[int, int]]) -> PrimExpr:

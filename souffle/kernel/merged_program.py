@@ -20,7 +20,7 @@ from souffle.partition import Partition, PartitionRequest
 from souffle.program import Tensor
 from souffle.schedule.group import Group
 from souffle.schedule.lower.stages import readable_name
-from souffle.schedule.stage import Unit
+from souffle.schedule.stage import Stage, Unit
 from souffle.wording import counted
 
 __all__ = ["MergedLaunch", "MergedProgram", "merge_program"]
@@ -40,12 +40,15 @@ class MergedLaunch:
         What it computes, in the order to run.
     groups : tuple of Group
         Stages of it that are computed side by side.
+    begun : frozenset of Stage
+        Stages of it whose first copies are made while blocks wait.
     """
 
     kernel: int
     tensors: tuple[Tensor, ...]
     stages: tuple[Unit, ...]
     groups: tuple[Group, ...] = ()
+    begun: frozenset[Stage] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +121,7 @@ def merge_program(
         if number == len(reasons):
             reasons.append(calls.barriers)
             decisions += calls.decisions
-        launches.append(MergedLaunch(number, calls.tensors, calls.stages, calls.groups))
+        launches.append(MergedLaunch(number, calls.tensors, calls.stages, calls.groups, calls.begun))
         live.kernel(calls)
     names = _kernel_names(len(shapes), launches)
     functions = dict.fromkeys(function for shape in shapes for function in shape.called)

@@ -106,6 +106,9 @@ class _Writer:
         if call.kept is not None:
             held = ", ".join(_place(call.arguments[number]) for number in call.kept.reads)
             lines += _wrapped(f"finds {held} in {call.kept.where}, read before the loop", "    ")
+        if call.prologue is not None:
+            copied = ", ".join(_place(call.arguments[number]) for number in call.prologue.reads)
+            lines += _wrapped(f"has begun to copy {copied} while it waited", "    ")
         if call.share != ALL_WORKERS:
             lines += _wrapped(f"by {call.share}", "    ")
         for wait in call.waits:

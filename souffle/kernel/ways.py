@@ -113,7 +113,7 @@ class WayPrices:
 
     def of(self, plan: CallPlan) -> KernelTimes:
         """The times of a launch."""
-        shape, options = plan.shape, {"teams": self.teams, "groups": plan.groups}
+        shape, options = plan.shape, {"teams": self.teams, "groups": plan.groups, "begun": plan.begun}
         waits = shape.grid_syncs, shape.flag_waits
         return self.forecast.times(plan.stages, self.block, shape.tiles, *waits, fewer=True, **options)
 

@@ -10,7 +10,7 @@ import tvm
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_grid_sync
 
-from souffle.kernel.grid_barrier import COUNTER_FUNCTION, WATCHED_FUNCTION
+from souffle.kernel.grid_barrier import COMPLETION_FUNCTION, COUNTER_FUNCTION, WATCHED_FUNCTION
 from souffle.mutation.statement_paths import Change, Path, at, nothing, replaced, sites
 from souffle.schedule.gpu.emit.async_copy import COMMIT_FUNCTION, WAIT_FUNCTION
 from souffle.schedule.lower.fewer_threads import BARRIER_FUNCTION
@@ -25,6 +25,7 @@ _KINDS = {
     "tirx.cuda.grid_sync": "grid barrier",
     COUNTER_FUNCTION: "grid barrier",
     WATCHED_FUNCTION: "grid barrier",
+    COMPLETION_FUNCTION: "grid barrier",
     "tirx.cuda.cta_sync": "block barrier",
     "tirx.cuda.warp_sync": "warp barrier",
     COMMIT_FUNCTION: "copy wait",
@@ -106,8 +107,10 @@ def _barrier(scope: str, grid: tirx.Stmt | None) -> tirx.Stmt:
 
 
 def _outside(barrier: tirx.Stmt) -> tirx.Stmt:
-    """The same barrier outside of the loop that it stood in, whose step one with a limit would tell."""
+    """The same barrier outside of the loop that it stood in, whose step one with a limit would tell; all of it."""
     name, call = called(barrier) or ("", None)
+    if name == COMPLETION_FUNCTION:
+        return tirx.Evaluate(tirx.call_extern("int32", COUNTER_FUNCTION, *call.args[1:3]))
     if name != WATCHED_FUNCTION:
         return barrier
     return tirx.Evaluate(tirx.call_extern("int32", name, *call.args[1:-1], tirx.IntImm("int32", -1)))

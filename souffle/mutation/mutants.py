@@ -21,6 +21,7 @@ from souffle.mutation.expression_changes import index_changes, predicate_changes
 from souffle.mutation.flags import flag_changes
 from souffle.mutation.numbers import number_changes
 from souffle.mutation.parts import part_changes
+from souffle.mutation.prologues import prologue_changes
 from souffle.mutation.shares import share_changes
 from souffle.mutation.statement_paths import Change
 from souffle.mutation.structure import structure_changes
@@ -35,7 +36,7 @@ from souffle.verify.values import Agreement, Mismatch, values_agree
 
 __all__ = ["Mutant", "Mutation", "Mutations"]
 
-_WAITS = (barrier_changes, flag_changes, team_changes, share_changes, part_changes)
+_WAITS = (barrier_changes, flag_changes, team_changes, share_changes, part_changes, prologue_changes)
 _CHANGES = (*_WAITS, predicate_changes, comparison_changes, index_changes, shared_changes)
 _THOROUGH = (number_changes, structure_changes)
 
@@ -195,6 +196,9 @@ class Mutations:
                 # What fills registers is a part of what the stage computes.
                 if call.kept:
                     self.definitions[call.kept.fill.name] = self.definitions[call.functions[0].name]
+                # And so are the copies that are made before it.
+                if call.prologue:
+                    self.definitions[call.prologue.copies.name] = self.definitions[call.functions[0].name]
 
     @cached_property
     def _places(self) -> tuple[_Place, ...]:

@@ -32,6 +32,7 @@ from souffle.codegen.definitions import StageDefinition
 from souffle.kernel.merge import KEPT_FUNCTION, OFFSET_FUNCTION
 from souffle.mutation.barriers import moves
 from souffle.mutation.expression_changes import edited, heads, nodes_of
+from souffle.mutation.in_part import in_part
 from souffle.mutation.mutants import Mutant, Mutation, Mutations
 from souffle.mutation.statement_paths import Change, Path, Site, at, nothing, replaced, sites
 from souffle.schedule.lower.kept_arrays import SCOPES
@@ -111,19 +112,6 @@ def _change(func: tirx.PrimFunc, action: str, what: str, path: Path, new: tirx.S
     return Change(_KIND, action, what, at(func.body, path), lambda: func.with_body(replaced(func.body, path, new)))
 
 
-def _in_part(statement: tirx.Stmt, tile: Any, thread: Any) -> Iterator[tuple[str, tirx.Stmt]]:
-    """A statement for some tiles, or threads, only."""
-    one = tirx.IntImm("int32", 1)
-    for name, condition in {
-        "the first tile": tirx.EQ(tile, tirx.IntImm("int32", 0)),
-        "all tiles but the first": tirx.NE(tile, tirx.IntImm("int32", 0)),
-        "7 threads": thread < 7,
-        "even threads": tirx.EQ(tirx.bitwise_and(thread, one), tirx.IntImm("int32", 0)),
-        "all threads but 33": tirx.NE(thread, tirx.IntImm("int32", 33)),
-    }.items():
-        yield name, tirx.IfThenElse(condition, statement, None)
-
-
 # Kernels
 
 
@@ -190,7 +178,7 @@ class _KernelChanges:
         change = partial(_change, func)
         name = _name(fill)
         yield change("left out", f"{name} is not called", site.path, nothing())
-        for who, new in _in_part(site.statement, fill.call.args[0], self.thread):
+        for who, new in in_part(site.statement, fill.call.args[0], self.thread):
             yield change("in part", f"{name} is called for {who}", site.path, new)
         own = fill.call.args[0]
         for what, tile in {"the next tile": own + 1, "the tile before": own - 1, "tile 0": own * 0}.items():
@@ -390,7 +378,7 @@ def _fill_changes(func: tirx.PrimFunc) -> Iterator[Change]:
             continue
         change = partial(_change, func)
         yield change("left out", f"nothing is put into {store.buffer.name}", site.path, nothing())
-        for who, new in _in_part(store, tile, thread):
+        for who, new in in_part(store, tile, thread):
             yield change("in part", f"{store.buffer.name} is filled for {who}", site.path, new)
         for what, indices in _places(store.indices):
             other = tirx.BufferStore(store.buffer, store.value, indices)
@@ -431,7 +419,7 @@ def _use_changes(func: tirx.PrimFunc) -> Iterator[Change]:
             values = {"zero": tirx.const(0, str(buffer.dtype)), "its neighbour": buffer[neighbour]}
             for what, value in values.items():
                 store = tirx.BufferStore(buffer, value, [index])
-                for who, new in (("every tile", store), *_in_part(store, tile, thread)):
+                for who, new in (("every tile", store), *in_part(store, tile, thread)):
                     told = f"{buffer.name}[{place}] becomes {what} after a step, for {who}"
                     body = sequence(func.body, new)
                     make = partial(lambda body: func.with_body(body), body)

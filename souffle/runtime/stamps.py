@@ -32,6 +32,8 @@ _KERNEL = re.compile(
 )
 _STEPS = re.compile(r"for \(int s\d+ = 0; s\d+ < (\d+); \+\+s\d+\) \{")
 _STAGE = re.compile(r"\b(stage\w+)\(")
+_ARRIVAL = "souffle_grid_arrival"
+"""A wait for the grid in two halves begins with what it declares."""
 _NAME = re.compile(r"\b([A-Za-z_]\w*)\(")
 
 
@@ -112,10 +114,15 @@ def _statements(lines: Sequence[str], indent: int) -> tuple[list[str], tuple[str
 
 
 def _label(text: str) -> str:
-    """What a statement is: its stage, or what it calls; empty for one that only declares."""
-    stage = _STAGE.search(text)
-    if stage:
-        return stage[1]
+    """What a statement is: its stage, or what it calls; empty for one that only declares.
+
+    A loop over tiles may call what reads or copies ahead of its stage, which stands last.
+    """
+    stages = _STAGE.findall(text)
+    if stages:
+        return stages[-1]
     names = [name for name in _NAME.findall(text) if name not in ("if", "for", "int", "sizeof", "alignas")]
+    if _ARRIVAL in names:
+        return _ARRIVAL
     declares = re.match(r"\s*(alignas|int|float|half|bool|uint|uchar|int64_t)\b", text)
     return "" if declares or not names else names[0]

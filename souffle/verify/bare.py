@@ -9,6 +9,7 @@ from tvm import tirx
 from souffle.verify.kept_memory import without_kept_memory
 from souffle.verify.kept_slices import without_slices
 from souffle.verify.parts import without_parts
+from souffle.verify.prologues import without_prologues
 from souffle.verify.shares import without_shares
 from souffle.verify.teams import without_teams
 
@@ -18,14 +19,16 @@ __all__ = ["bare_functions"]
 def bare_functions(
     kernels: Mapping[str, tirx.PrimFunc], functions: Mapping[str, tirx.PrimFunc]
 ) -> Mapping[str, tirx.PrimFunc]:
-    """The functions of some kernels without teams and without memory that is kept, as far as there is such a form.
+    """The functions of some kernels without teams, without memory that is kept and with all of their copies, as far as
+    there is such a form.
 
     Parameters
     ----------
     kernels, functions : mapping of str to PrimFunc
         By their names.
     """
-    parts = without_parts(kernels, functions)
+    alone = without_prologues(kernels, functions)
+    parts = without_parts(alone.kernels, alone.functions)
     shares = without_shares(parts.kernels, parts.functions)
     teams = without_teams(shares.kernels, shares.functions)
     slices = without_slices(teams.kernels, teams.functions)

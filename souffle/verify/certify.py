@@ -18,6 +18,8 @@ some grid and equal ones on one block of every grid; where a kernel takes tiles 
   (:mod:`souffle.verify.kept_memory`), also where they are slices of shared memory (:mod:`souffle.verify.kept_slices`);
 - accesses stay in their buffers, and each read finds the definition, and the step's, that the program says
   (:mod:`souffle.verify.definitions_found`);
+- what blocks copy while they wait for each other is what the stages behind would copy themselves
+  (:mod:`souffle.verify.prologues`);
 - a block of several teams is as many blocks of one (:mod:`souffle.verify.teams`), and a part of one a block of its
   stage (:mod:`souffle.verify.parts`);
 - a block has room on a multiprocessor, and a kernel with grid barriers is launched cooperatively;
@@ -46,6 +48,7 @@ from souffle.verify.kept_slices import without_slices
 from souffle.verify.kernel_reader import KernelText, read_kernel
 from souffle.verify.named_barriers import mixed_numbers
 from souffle.verify.parts import beyond_parts, without_parts
+from souffle.verify.prologues import without_prologues
 from souffle.verify.races_between_stages import Located, StagePairs
 from souffle.verify.races_in_a_span import WARP
 from souffle.verify.registers import unwritten
@@ -82,7 +85,8 @@ def functions_of(compiled: CompiledKernels) -> dict[str, tirx.PrimFunc]:
 
 def certify_plan(plan: Plan, kernels: dict[str, tirx.PrimFunc], functions: dict[str, tirx.PrimFunc]) -> Certificate:
     """As :func:`certify`, of a plan with its kernels and the stage functions that they call, by name."""
-    parts = without_parts(kernels, functions)
+    alone = without_prologues(kernels, functions)
+    parts = without_parts(alone.kernels, alone.functions)
     shares = without_shares(parts.kernels, parts.functions)
     teams = without_teams(shares.kernels, shares.functions)
     slices = without_slices(teams.kernels, teams.functions)
@@ -94,6 +98,7 @@ def certify_plan(plan: Plan, kernels: dict[str, tirx.PrimFunc], functions: dict[
             *beyond_parts(parts, kernel),
             *teams.beyond(launched, kernel, texts[kernel.name]),
             *kept.findings.get(kernel.name, ()),
+            *alone.findings.get(kernel.name, ()),
         ]
         for kernel in launched.kernels
     }
@@ -108,7 +113,9 @@ def certify_plan(plan: Plan, kernels: dict[str, tirx.PrimFunc], functions: dict[
     for launch in plan.launches:
         check = checks[plan.kernels[launch.kernel].name]
         check.launch(launch.buffers)
-        check.kept_constants(launch.buffers, kept.constants.get(check.kernel.name, frozenset()))
+        name = check.kernel.name
+        check.unchanging(launch.buffers, kept.constants.get(name, frozenset()), "registers keep")
+        check.unchanging(launch.buffers, alone.constants.get(name, frozenset()), "blocks copy before a wait")
         contents.launch()
         findings += _contents(contents, check.kernel.name, check.text, library, launch.buffers)
     findings += contents.outputs()
@@ -248,12 +255,12 @@ class _KernelCheck:
                 span.append((event, tuple(self.place(buffers[p], start) for p, start in event.pointers)))
         self.span(span)
 
-    def kept_constants(self, buffers: Sequence[int], parameters: Collection[int]) -> None:
-        """What registers are filled from once is the same at each step."""
+    def unchanging(self, buffers: Sequence[int], parameters: Collection[int], who: str) -> None:
+        """What is read once for all steps, or before a wait, is the same whenever it is read."""
         for number in parameters:
             buffer = self.plan.buffers[buffers[number]]
             if buffer.kind != "constant":
-                why = f"registers keep what a launch reads of it, and it is no constant but {buffer.kind}"
+                why = f"{who} what a launch reads of it, and it is no constant but {buffer.kind}"
                 self.wrong("stale or undefined read", buffer.name, why)
 
     def in_shared_memory(self, buffers: Sequence[int]) -> None:

@@ -22,6 +22,7 @@ from souffle.verify.wait_names import (
     ARRIVE_FUNCTION,
     AWAIT_FUNCTION,
     BEGIN_FUNCTION,
+    COMPLETION_FUNCTION,
     COUNTER_FUNCTION,
     LEAVE_FUNCTION,
     WATCHED_AWAIT_FUNCTION,
@@ -39,6 +40,29 @@ static __device__ __forceinline__ int souffle_wait_for_grid(unsigned* state, int
     unsigned found;
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(found) : "l"(counter), "r"(add) : "memory");
     unsigned now = found + add;
+    while (((found ^ now) & 0x80000000u) == 0) {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+    }
+  }
+  __syncthreads();
+  return 0;
+}
+"""
+_HALVES = """
+static __device__ __forceinline__ unsigned souffle_grid_arrival(unsigned* state, int num_blocks) {
+  unsigned found = 0;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    size_t counter = __cvta_generic_to_global(state);
+    unsigned add = blockIdx.x == 0 ? 0x80000000u - (unsigned)(num_blocks - 1) : 1u;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(found) : "l"(counter), "r"(add) : "memory");
+  }
+  return found;
+}
+static __device__ __forceinline__ int souffle_grid_completion(unsigned* state, int num_blocks, unsigned found) {
+  if (threadIdx.x == 0) {
+    size_t counter = __cvta_generic_to_global(state);
+    unsigned now = found + (blockIdx.x == 0 ? 0x80000000u - (unsigned)(num_blocks - 1) : 1u);
     while (((found ^ now) & 0x80000000u) == 0) {
       asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
     }
@@ -178,6 +202,7 @@ static __device__ __noinline__ int souffle_watched_wait_for_slots(unsigned* stat
 """
 _KNOWN = {
     COUNTER_FUNCTION: (_COUNTER,),
+    COMPLETION_FUNCTION: (_HALVES,),
     WATCHED_FUNCTION: (_OVERDUE, _WATCHED),
     **dict.fromkeys((BEGIN_FUNCTION, ARRIVE_FUNCTION, AWAIT_FUNCTION, LEAVE_FUNCTION), (_FLAGS,)),
     WATCHED_AWAIT_FUNCTION: (_OVERDUE, _WATCHED_AWAIT),

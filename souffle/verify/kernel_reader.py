@@ -47,6 +47,7 @@ from souffle.verify.wait_names import (
     ARRIVE_FUNCTION,
     AWAIT_FUNCTION,
     BEGIN_FUNCTION,
+    COMPLETION_FUNCTION,
     COUNTER_FUNCTION,
     GRID_WAITS,
     LEAVE_FUNCTION,
@@ -485,7 +486,7 @@ class _Reader(StatementVisitor):
         name = operator_name(call)
         if name == "tirx.cuda.grid_sync":
             return (Sync("grid"),)
-        if name in (COUNTER_FUNCTION, WATCHED_FUNCTION):
+        if name in (COUNTER_FUNCTION, WATCHED_FUNCTION, COMPLETION_FUNCTION):
             return (self.counter(call),)
         if name == "tirx.tvm_storage_sync":
             self.block_barrier(call)

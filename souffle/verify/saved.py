@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import zip_longest
 
 import tvm
+from tvm import tirx
 
 from souffle.certificate import Certificate, Counterexample, Section
 from souffle.codegen.nvcc import compile_cubin, compiler_version, find_nvcc
@@ -21,6 +22,7 @@ from souffle.errors import ArtifactError
 from souffle.verify.certified_step import of_what_runs, values_of
 from souffle.verify.certify import certify_plan
 from souffle.verify.kept_functions import fills_registers
+from souffle.verify.prologue_functions import only_copies
 
 __all__ = ["verify_plan"]
 
@@ -97,12 +99,17 @@ def verify_plan(
     return replace(certificate, others=(*certificate.others, *texts, *cubins))
 
 
+def _is_stage(function: tirx.PrimFunc) -> bool:
+    """Whether a function is no part of a stage alone, which fills its registers or makes its first copies."""
+    return not fills_registers(function) and not only_copies(function)
+
+
 def _check_names(plan: Plan, ir: TensorIR) -> None:
     """Both speak of the same kernels, and of the same stages in them."""
     for kernel in plan.kernels:
         if kernel.name not in ir.kernels:
             raise ArtifactError(f"{plan.name}: its TensorIR holds no kernel {kernel.name}; save the network again")
-        called = {n for n in called_names(ir.kernels[kernel.name]) if not fills_registers(ir.functions[n])}
+        called = {n for n in called_names(ir.kernels[kernel.name]) if _is_stage(ir.functions[n])}
         if called != set(kernel.stages):
             differ = ", ".join(sorted(called ^ set(kernel.stages)))
             raise ArtifactError(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 __all__ = [
+    "ARRIVAL_FUNCTION",
     "ARRIVE_FUNCTION",
     "AWAIT_FUNCTION",
     "BEGIN_FUNCTION",
+    "COMPLETION_FUNCTION",
     "COUNTER_FUNCTION",
     "GRID_WAITS",
     "LEAVE_FUNCTION",
@@ -19,7 +21,14 @@ COUNTER_FUNCTION = "souffle_wait_for_grid"
 WATCHED_FUNCTION = "souffle_watched_wait_for_grid"
 """The same with a limit: ``WATCHED_FUNCTION(state, num_blocks, record, limit, kernel, stage, step)``."""
 
-GRID_WAITS = ("tirx.cuda.grid_sync", COUNTER_FUNCTION, WATCHED_FUNCTION)
+ARRIVAL_FUNCTION = "souffle_grid_arrival"
+"""A block has come to a grid barrier that counts: ``found = ARRIVAL_FUNCTION(state, num_blocks)``."""
+
+COMPLETION_FUNCTION = "souffle_grid_completion"
+"""All others have, too: ``COMPLETION_FUNCTION(state, num_blocks, found)``. With its arrival it is a grid barrier; what
+stands between the two is :mod:`souffle.verify.prologues`' to read, and nobody else sees arrivals."""
+
+GRID_WAITS = ("tirx.cuda.grid_sync", COUNTER_FUNCTION, WATCHED_FUNCTION, COMPLETION_FUNCTION)
 """What all blocks wait for each other with."""
 
 BEGIN_FUNCTION = "souffle_ticks_before"

@@ -22,7 +22,7 @@ from souffle.cost.device import device_of_arch
 from souffle.emulator import CheckError
 from souffle.errors import KernelTimeoutError
 from souffle.kernel import kernel_plan
-from souffle.kernel.grid_barrier import COUNTER_FUNCTION
+from souffle.kernel.grid_barrier import ARRIVAL_FUNCTION, COMPLETION_FUNCTION, COUNTER_FUNCTION
 from souffle.mutation.mutants import Mutations
 from souffle.mutation.sandbox import Sandbox
 from souffle.mutation.trial import Trials, described, inputs_of, misses
@@ -37,6 +37,7 @@ from souffle.tvm_compat import collect
 from souffle.verify import PROVEN, REFUTED, UNKNOWN, certify_plan, without_kept_memory
 from souffle.verify.certify import functions_of
 from souffle.verify.kernel_reader import read_kernel
+from souffle.verify.prologues import without_prologues
 from souffle.verify.saved import verify_plan
 from souffle.verify.teams import without_teams
 from tests.kernel.launch_shapes import by_rule, crosswise, rescheduled, staged
@@ -247,7 +248,8 @@ def test_what_a_launch_has_no_room_for_is_refuted(force: Force) -> None:
     plan = replace(net.plan, modules=(replace(net.plan.modules[0], text=text),))
     assert certify_plan(plan, kernels, functions_of(net)).verdict == UNKNOWN
     # Where no team waits, its text has no such function.
-    found = without_teams(kernels, functions_of(net))
+    alone = without_prologues(kernels, functions_of(net))
+    found = without_teams(alone.kernels, alone.functions)
     bare = without_kept_memory(found.kernels, found.functions)
     written = read_kernel(bare.kernels[kernel.name])
     silent = replace(found, teams={name: replace(own, waits=False) for name, own in found.teams.items()})
@@ -287,9 +289,11 @@ def test_a_grid_barrier_is_of_blocks(force: Force) -> None:
     workers = next(bind.var for bind in collect(merged.func.body, tirx.Bind) if str(bind.var.name) == "workers")
 
     def of_teams(call: tvm.ir.Call) -> tvm.ir.Call:
-        if str(getattr(call.op, "name", "")) != "tirx.call_extern" or str(call.args[0].value) != COUNTER_FUNCTION:
+        waits = COUNTER_FUNCTION, ARRIVAL_FUNCTION, COMPLETION_FUNCTION
+        if str(getattr(call.op, "name", "")) != "tirx.call_extern" or str(call.args[0].value) not in waits:
             return call
-        return tirx.call_extern("int32", COUNTER_FUNCTION, call.args[1], workers)
+        name, state, _, *found = call.args
+        return tvm.ir.Call(call.op, [name, state, workers, *found], call.attrs, call.ty_args, call.span, call.ty)
 
     func = merged.func.with_body(tvm_ffi.structural_map(merged.func.body, (tvm.ir.Call, of_teams)))
     found = certify_plan(net.plan, {merged.name: func}, functions_of(net))

@@ -18,7 +18,7 @@ from tvm import tirx
 
 import souffle
 from souffle.cli import main
-from souffle.kernel.grid_barrier import COUNTER_FUNCTION
+from souffle.kernel.grid_barrier import COMPLETION_FUNCTION, COUNTER_FUNCTION
 from souffle.runtime import Network
 
 
@@ -55,10 +55,11 @@ def without_grid_barrier(func: tirx.PrimFunc, number: int = 0) -> tirx.PrimFunc:
 
     def drop(node: tirx.Evaluate) -> tirx.Stmt:
         nonlocal seen
-        found = isinstance(node.value, tvm.ir.Call) and f'"{COUNTER_FUNCTION}"' in map(str, node.value.args[:1])
+        found = isinstance(node.value, tvm.ir.Call) and str(node.value.args[0]) in names
         seen += found
         return tirx.Evaluate(tirx.IntImm("int32", 0)) if found and seen == number else node
 
+    names = {f'"{name}"' for name in (COUNTER_FUNCTION, COMPLETION_FUNCTION)}
     body = tvm_ffi.structural_map(func.body, (tirx.Evaluate, drop))
     assert seen >= number
     return func.with_body(body)
