@@ -63,6 +63,7 @@ VIEWS = {
     "certificates": View(proofs.certificates, ("certificate", "launches")),
     "mutants": View(proofs.mutants, ("certificate",)),
     "mutants-of-flags": View(proofs.mutants_of_flags, ("certificate",)),
+    "mutants-of-prologues": View(proofs.mutants_of_prologues, ("certificate",)),
     "mutants-of-residence": View(proofs.mutants_of_residence, ("certificate",)),
     "mutants-of-teams": View(proofs.mutants_of_teams, ("certificate",)),
     "switches": View(proofs.switches, ("certificate", "code")),

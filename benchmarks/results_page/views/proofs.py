@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from benchmarks.results_page.files import Record, Source
 from benchmarks.results_page.tables import Table, scientific, slashed, table
 
-__all__ = ["certificates", "mutants", "mutants_of_flags", "mutants_of_residence", "mutants_of_teams", "switches"]
+__all__ = [
+    "certificates",
+    "mutants",
+    "mutants_of_flags",
+    "mutants_of_prologues",
+    "mutants_of_residence",
+    "mutants_of_teams",
+    "switches",
+]
 
 
 def certificates(*sources: Source) -> Table:
@@ -104,6 +112,23 @@ def mutants_of_teams(source: Source) -> Table:
     cells = [(*row[:5], slashed(*row[5:])) for row in [*rows, ("all", "", *total)]]
     columns = "mutants of | teams | mutants | change the result | refuted of these | same bits: refuted / proven"
     return table(columns, cells, right=range(1, 5))
+
+
+def mutants_of_prologues(source: Source) -> Table:
+    """Copies that blocks start while they wait."""
+    rows = []
+    for one in source.results:
+        if one["part"] != "mutants":
+            continue
+        counts = one.record("counts")
+        changes = sum(count for what, count in counts.items() if what.startswith("changed"))
+        same = [counts.get(f"same, {verdict}", 0) for verdict in ("REFUTED", "UNKNOWN", "PROVEN")]
+        name = one.text("network")
+        rows.append((name, sum(counts.values()), changes, counts.get("changed, REFUTED", 0), *same))
+    total = [sum(row[place] for row in rows) for place in range(1, 7)]
+    cells = [(*row[:4], slashed(*row[4:])) for row in [*rows, ("all", *total)]]
+    columns = "mutants of | mutants | change the result | refuted of these | same bits: refuted / unknown / proven"
+    return table(columns, cells, right=range(1, 4))
 
 
 _MECHANISMS = ("chains", "running", "hidden panels", "normalizations", "with copies", "channel chains", "resident")
