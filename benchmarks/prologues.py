@@ -26,23 +26,21 @@ from typing import Any
 import numpy as np
 from tvm import te
 
+from benchmarks.mechanism_trials import GRIDS, many_runs, same_bits, told, tried_mutants
 from benchmarks.record import kept_results, save_results
 from benchmarks.teams import forced
 from souffle import import_onnx, models
 from souffle.cli.output import format_table
 from souffle.codegen.assemble import CompiledKernels
-from souffle.mutation.mutants import Mutations
-from souffle.mutation.sandbox import Sandbox
-from souffle.mutation.trial import Trials, described, inputs_of
+from souffle.mutation.trial import inputs_of
 from souffle.pipeline import compile_cuda
 from souffle.program import TEProgram
 from souffle.runtime.cpu_runner import CpuRunner
-from souffle.verify import PROVEN, REFUTED
+from souffle.verify import PROVEN
 from tests.testlib import Builder, inputs_for
 
 __all__ = ["layers", "main", "prologues_of", "random_layers"]
 
-_GRIDS = (64, 1, 2, 3, 5, 7, 13)
 _APART = ("reuse", "attention", "normalization", "channels")
 """What joins the stages of small programs, between which there is then nothing to wait for."""
 
@@ -103,11 +101,6 @@ def prologues_of(net: CompiledKernels) -> int:
     return sum(call.prologue is not None for kernel in net.merged for call in kernel.shape.stage_calls)
 
 
-def _same(runner: CpuRunner, inputs: tuple[np.ndarray, ...], expected: list[np.ndarray], seed: int) -> bool:
-    found = runner.reordered(seed=seed, blocks=_GRIDS[seed % len(_GRIDS)]).run(inputs)
-    return all(one.tobytes() == other.tobytes() for one, other in zip(found, expected, strict=True))
-
-
 def _program(seed: int) -> dict[str, Any]:
     """A random program with and without prologues."""
     draw, program = random.Random(seed), random_layers(seed)
@@ -125,7 +118,7 @@ def _program(seed: int) -> dict[str, Any]:
     inputs = inputs_of(net.plan, inputs_for(program))
     expected, runner = CpuRunner(without.plan).run(inputs), CpuRunner(net.plan)
     wrong = sum(a.tobytes() != b.tobytes() for a, b in zip(runner.run(inputs), expected, strict=True))
-    wrong += sum(not _same(runner, inputs, expected, turn) for turn in range(len(_GRIDS)))
+    wrong += sum(not same_bits(runner, inputs, expected, turn) for turn in range(len(GRIDS)))
     verdict = net.plan.certificate.verdict
     return {"part": "programs", "seed": seed, "prologues": prologues_of(net), "verdict": verdict, "other_bits": wrong}
 
@@ -136,30 +129,13 @@ def _mutants(label: str, count: int) -> dict[str, Any]:
     net = _compiled(made, teams, **options)
     if not prologues_of(net) or net.plan.certificate.verdict != PROVEN:
         raise ValueError(f"{label}: {prologues_of(net)} prologues, {net.plan.certificate}")
-    mutations = Mutations(net)
-    counts, missed = Counter(), []
-    with Sandbox() as sandbox:
-        trials = Trials(mutations, inputs_of(net.plan, inputs_for(made)), sandbox)
-        for mutation in mutations.sample(count, seed=7, kinds=("prologue",)):
-            trial = trials.run(mutation)
-            if not trial.counts:
-                continue
-            changed = "changed" if trial.changed else "same"
-            counts[f"{changed}, {trial.verdict}"] += 1
-            if trial.changed and trial.verdict != REFUTED:
-                missed.append(described(trial))
-                print(f"{label}: {missed[-1]}", file=sys.stderr, flush=True)
-    return {"part": "mutants", "network": label, "counts": dict(counts), "missed": missed}
+    return tried_mutants(label, net, made, count, "prologue")
 
 
 def _runs(label: str, count: int) -> dict[str, Any]:
     program, teams, options = NETWORKS[label]
     made = program()
-    net = _compiled(made, teams, **options)
-    runner, inputs = CpuRunner(net.plan), inputs_of(net.plan, inputs_for(made))
-    expected = runner.run(inputs)
-    wrong = sum(not _same(runner, inputs, expected, seed) for seed in range(count))
-    return {"part": "runs", "network": label, "runs": count, "other_bits": wrong}
+    return many_runs(label, _compiled(made, teams, **options), made, count)
 
 
 def _predicted(model: str, arch: str, precision: str) -> dict[str, Any]:
@@ -211,28 +187,13 @@ def main() -> int:
         if key not in known:
             results.append(job())
             save_results(str(arguments.out), "benchmarks.prologues", results)
-    return _predictions(results) if arguments.predicted else _report(results)
+    return _predictions(results) if arguments.predicted else told(results, "prologues", 1, "prologues")
 
 
 def _predictions(results: list[dict[str, Any]]) -> int:
     columns = ["model", "arch", "precision", "stages", "prologues", "runs", "without_us", "with_us"]
     print(format_table(columns, [[r[column] for column in columns] for r in results]))
     return int(any(r["with_us"] > r["without_us"] for r in results))
-
-
-def _report(results: list[dict[str, Any]]) -> int:
-    tried = [r for r in results if r["part"] == "mutants"]
-    columns = sorted({key for r in tried for key in r["counts"]})
-    rows = [[r["network"], *(r["counts"].get(column, 0) for column in columns)] for r in tried]
-    print(format_table(["mutants of", *columns], rows))
-    programs = [r for r in results if r["part"] == "programs"]
-    begun = [r for r in programs if r["prologues"]]
-    verdicts = dict(Counter(r["verdict"] for r in begun))
-    print(f"{len(begun)} of {len(programs)} random programs have prologues: {verdicts}")
-    wrong = sum(r.get("other_bits", 0) for r in results)
-    missed = sum(len(r["missed"]) for r in tried)
-    print(f"runs of other bits: {wrong}; mutants that change the result and are not refuted: {missed}")
-    return int(bool(wrong or missed))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,28 +24,25 @@ import numpy as np
 from tvm import te
 
 import souffle
+from benchmarks.mechanism_trials import GRIDS, many_runs, same_bits, told, tried_mutants
 from benchmarks.record import kept_results, save_results
 from benchmarks.recurrent import recurrent
 from souffle.choice import stationary
-from souffle.cli.output import format_table
 from souffle.codegen.assemble import CompiledKernels
 from souffle.kernel import kernel_plan
 from souffle.kernel.calls import CallPlan
-from souffle.mutation.mutants import Mutations
-from souffle.mutation.sandbox import Sandbox
-from souffle.mutation.trial import Trials, described, inputs_of
+from souffle.mutation.trial import inputs_of
 from souffle.partition import PartitionRequest
 from souffle.pipeline import compile_cuda
 from souffle.program import TEProgram
 from souffle.runtime.cpu_runner import CpuRunner
-from souffle.verify import PROVEN, REFUTED
+from souffle.verify import PROVEN
 from tests.kernel.residents import residual
 from tests.testlib import Builder, inputs_for
 
 __all__ = ["asked_for", "forced", "main", "random_chain"]
 
 _MOST_THREADS = 1024
-_GRIDS = (64, 1, 2, 3, 5, 7, 13)
 _APART = ("reuse", "attention")
 """What joins the stages of small programs, between which there is then nothing to wait for."""
 
@@ -125,11 +121,6 @@ def _compiled(program: TEProgram, teams: int, **options: Any) -> CompiledKernels
         return compile_cuda(program, **how)
 
 
-def _same(runner: CpuRunner, inputs: tuple[np.ndarray, ...], expected: list[np.ndarray], seed: int) -> bool:
-    found = runner.reordered(seed=seed, blocks=_GRIDS[seed % len(_GRIDS)]).run(inputs)
-    return all(one.tobytes() == other.tobytes() for one, other in zip(found, expected, strict=True))
-
-
 def _program(seed: int) -> dict[str, Any]:
     """A random program with and without teams."""
     draw, program = random.Random(seed), random_chain(seed)
@@ -141,7 +132,7 @@ def _program(seed: int) -> dict[str, Any]:
     found, expected = runner.run(inputs), CpuRunner(without.plan).run(inputs)
     # Where its stages are others, so may be the sign of a zero that a maximum finds.
     wrong = sum(not np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
-    wrong += sum(not _same(runner, inputs, found, turn) for turn in range(len(_GRIDS)))
+    wrong += sum(not same_bits(runner, inputs, found, turn) for turn in range(len(GRIDS)))
     teams = max(kernel.teams for kernel in net.plan.kernels)
     verdict = net.plan.certificate.verdict
     return {"part": "programs", "seed": seed, "teams": teams, "verdict": verdict, "other_bits": wrong}
@@ -153,30 +144,13 @@ def _mutants(label: str, count: int) -> dict[str, Any]:
     net = _compiled(made, teams, **options)
     if max(kernel.teams for kernel in net.plan.kernels) != teams or net.plan.certificate.verdict != PROVEN:
         raise ValueError(f"{label}: not proven with {teams} teams")
-    mutations = Mutations(net)
-    counts, missed = Counter(), []
-    with Sandbox() as sandbox:
-        trials = Trials(mutations, inputs_of(net.plan, inputs_for(made)), sandbox)
-        for mutation in mutations.sample(count, seed=7, kinds=("team",)):
-            trial = trials.run(mutation)
-            if not trial.counts:
-                continue
-            changed = "changed" if trial.changed else "same"
-            counts[f"{changed}, {trial.verdict}"] += 1
-            if trial.changed and trial.verdict != REFUTED:
-                missed.append(described(trial))
-                print(f"{label}: {missed[-1]}", file=sys.stderr, flush=True)
-    return {"part": "mutants", "network": label, "counts": dict(counts), "missed": missed}
+    return tried_mutants(label, net, made, count, "team")
 
 
 def _runs(label: str, count: int) -> dict[str, Any]:
     teams, program, options = NETWORKS[label]
     made = program()
-    runner = CpuRunner(_compiled(made, teams, **options).plan)
-    inputs = inputs_of(runner._plan, inputs_for(made))
-    expected = runner.run(inputs)
-    wrong = sum(not _same(runner, inputs, expected, seed) for seed in range(count))
-    return {"part": "runs", "network": label, "runs": count, "other_bits": wrong}
+    return many_runs(label, _compiled(made, teams, **options), made, count)
 
 
 def main() -> int:
@@ -199,22 +173,7 @@ def main() -> int:
         if key not in known:
             results.append(job())
             save_results(str(arguments.out), "benchmarks.teams", results)
-    return _report(results)
-
-
-def _report(results: list[dict[str, Any]]) -> int:
-    tried = [r for r in results if r["part"] == "mutants"]
-    columns = sorted({key for r in tried for key in r["counts"]})
-    rows = [[r["network"], *(r["counts"].get(column, 0) for column in columns)] for r in tried]
-    print(format_table(["mutants of", *columns], rows))
-    programs = [r for r in results if r["part"] == "programs"]
-    in_teams = [r for r in programs if r["teams"] > 1]
-    verdicts = dict(Counter(r["verdict"] for r in in_teams))
-    print(f"{len(in_teams)} of {len(programs)} random programs have kernels that wait, in teams: {verdicts}")
-    wrong = sum(r.get("other_bits", 0) for r in results)
-    missed = sum(len(r["missed"]) for r in tried)
-    print(f"runs of other bits: {wrong}; mutants that change the result and are not refuted: {missed}")
-    return int(bool(wrong or missed))
+    return told(results, "teams", 2, "kernels that wait, in teams")
 
 
 if __name__ == "__main__":

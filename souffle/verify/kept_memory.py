@@ -42,9 +42,9 @@ from souffle.verify.kept_functions import (
     takes_registers,
     with_registers,
 )
-from souffle.verify.other_forms import other_forms
+from souffle.verify.other_forms import FormsOfConstants, other_forms
 
-__all__ = ["KeptMemory", "without_kept_memory"]
+__all__ = ["without_kept_memory"]
 
 _RULE = "stale or undefined read"
 
@@ -55,26 +55,9 @@ _MOST_CALLS = 1 << 13
 """That are made in one way to find a tile whose registers hold something else, before it is left undecided."""
 
 
-@dataclass(frozen=True, eq=False)
-class KeptMemory:
-    """Kernels and functions without registers that are kept from call to call.
-
-    Attributes
-    ----------
-    kernels, functions : mapping of str to PrimFunc
-    findings : mapping of str to sequence
-        By the kernels' names: counterexamples, and what is undecided.
-    constants : mapping of str to frozenset of int
-        By the kernels' names: parameters from which registers are filled, which must be constants.
-    """
-
-    kernels: Mapping[str, tirx.PrimFunc]
-    functions: Mapping[str, tirx.PrimFunc]
-    findings: Mapping[str, Sequence[Counterexample | Undecided]]
-    constants: Mapping[str, frozenset[int]]
-
-
-def without_kept_memory(kernels: Mapping[str, tirx.PrimFunc], functions: Mapping[str, tirx.PrimFunc]) -> KeptMemory:
+def without_kept_memory(
+    kernels: Mapping[str, tirx.PrimFunc], functions: Mapping[str, tirx.PrimFunc]
+) -> FormsOfConstants:
     """The same kernels with functions that fill their registers themselves, as far as these are the same.
 
     Parameters
@@ -91,7 +74,7 @@ def without_kept_memory(kernels: Mapping[str, tirx.PrimFunc], functions: Mapping
     constants = {name: reader.constants for name, reader in found.readers.items()}
     # What could not be made whole is as if it were not there: nothing is said of it.
     whole = {name: function for name, function in found.functions.items() if not takes_registers(function)}
-    return KeptMemory(found.kernels, whole, found.findings, constants)
+    return FormsOfConstants(found.kernels, whole, found.findings, constants)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from tvm import tirx
 from souffle.certificate import Counterexample
 from souffle.verify.expressions import Undecided
 
-__all__ = ["OtherForms", "launch_of", "other_forms", "with_launch"]
+__all__ = ["FormsOfConstants", "OtherForms", "launch_of", "other_forms", "with_launch"]
 
 
 def launch_of(func: tirx.PrimFunc) -> tuple[list[tirx.AttrStmt], tirx.Stmt]:
@@ -72,6 +72,25 @@ class OtherForms(Generic[_Reader]):
     def findings(self) -> dict[str, Sequence[Counterexample | Undecided]]:
         """By the kernels' names."""
         return {name: reader.findings for name, reader in self.readers.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class FormsOfConstants:
+    """Kernels and functions in another form, that is the same where some memory holds constants.
+
+    Attributes
+    ----------
+    kernels, functions : mapping of str to PrimFunc
+    findings : mapping of str to sequence
+        By the kernels' names: counterexamples, and what is undecided.
+    constants : mapping of str to frozenset of int
+        By the kernels' names: parameters whose memory must hold constants.
+    """
+
+    kernels: Mapping[str, tirx.PrimFunc]
+    functions: Mapping[str, tirx.PrimFunc]
+    findings: Mapping[str, Sequence[Counterexample | Undecided]]
+    constants: Mapping[str, frozenset[int]]
 
 
 def other_forms(

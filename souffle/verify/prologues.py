@@ -41,12 +41,12 @@ from souffle.certificate import Counterexample
 from souffle.tvm_compat import Analyzer, StatementVisitor, collect, sequence, substitute
 from souffle.verify.expressions import Undecided
 from souffle.verify.indices import operator_name
-from souffle.verify.other_forms import other_forms
+from souffle.verify.other_forms import FormsOfConstants, other_forms
 from souffle.verify.prologue_functions import only_copies, with_copies
 from souffle.verify.prologue_runs import CopiesFor, stale_copies
 from souffle.verify.wait_names import ARRIVAL_FUNCTION, COMPLETION_FUNCTION, GRID_WAITS
 
-__all__ = ["WithoutPrologues", "without_prologues"]
+__all__ = ["without_prologues"]
 
 _RULE = "stale or undefined read"
 
@@ -55,28 +55,9 @@ COPIES_SUFFIX, REST_SUFFIX = "_prologue", "_begun"
 look for where it is looked for what is wrong."""
 
 
-@dataclass(frozen=True, eq=False)
-class WithoutPrologues:
-    """Kernels and functions of which each stage makes all of its copies.
-
-    Attributes
-    ----------
-    kernels, functions : mapping of str to PrimFunc
-    findings : mapping of str to sequence
-        By the kernels' names: counterexamples, and what is undecided.
-    constants : mapping of str to frozenset of int
-        By the kernels' names: parameters that are copied from before a wait, which must be constants.
-    """
-
-    kernels: Mapping[str, tirx.PrimFunc]
-    functions: Mapping[str, tirx.PrimFunc]
-    findings: Mapping[str, Sequence[Counterexample | Undecided]]
-    constants: Mapping[str, frozenset[int]]
-
-
 def without_prologues(
     kernels: Mapping[str, tirx.PrimFunc], functions: Mapping[str, tirx.PrimFunc]
-) -> WithoutPrologues:
+) -> FormsOfConstants:
     """The same kernels with functions that make all of their copies, as far as these are the same.
 
     Parameters
@@ -99,7 +80,7 @@ def without_prologues(
         name for reader in found.readers.values() for name in reader.changed
     }
     whole = {name: one for name, one in found.functions.items() if name not in copying and name not in parted}
-    return WithoutPrologues(found.kernels, whole, found.findings, constants)
+    return FormsOfConstants(found.kernels, whole, found.findings, constants)
 
 
 @dataclass(frozen=True, eq=False)
