@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from souffle.alone import one_at_a_time
 from souffle.analysis import Analysis, analyze
 from souffle.codegen.assemble import CompiledKernels, assemble
 from souffle.codegen.forecast import with_predictions
@@ -54,6 +55,7 @@ def check_names(options: Options) -> None:
     fusion_of(options)
 
 
+@one_at_a_time
 def compile_cuda(
     program: TEProgram,
     options: Options | None = None,
@@ -98,6 +100,7 @@ def compile_cuda(
     return certified(compiled, options.verify, progress)
 
 
+@one_at_a_time
 def stages_of(
     program: TEProgram, options: Options | None = None, *, progress: Progress = quiet, **fields: object
 ) -> tuple[Stages, Analysis]:
@@ -113,6 +116,7 @@ def stages_of(
     return Stages(request.stages), request.analysis
 
 
+@one_at_a_time
 def independent_stages_of(
     program: TEProgram, options: Options | None = None, *, progress: Progress = quiet, **fields: object
 ) -> tuple[Considered, ...]:
@@ -135,6 +139,7 @@ def independent_stages_of(
     return tuple(one for subprogram in partition.subprograms for one in independent_stages(subprogram, *given))
 
 
+@one_at_a_time
 def transform_program(
     program: TEProgram, level: Level, precision: str, hook: Hook = keep, *, apart: bool = True
 ) -> tuple[TEProgram, tuple[Decision, ...]]:
@@ -171,6 +176,7 @@ def _staged(program: TEProgram, options: Options, progress: Progress, hook: Hook
     return stage_program(program, decided, options, progress, hook)
 
 
+@one_at_a_time
 def compile_host(
     program: TEProgram,
     options: Options | None = None,

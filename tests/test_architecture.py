@@ -28,6 +28,7 @@ ORDER = (
 )
 LOWEST = {
     "aligned",
+    "alone",
     "errors",
     "garbage",
     "tvm_calls",

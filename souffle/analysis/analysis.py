@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from souffle.alone import one_at_a_time
 from souffle.analysis.access import Access
 from souffle.analysis.classify import Relies, relies_on, relies_on_input
 from souffle.analysis.fused_access import access_of
@@ -125,6 +126,7 @@ def _remark(access: Access) -> str:
     return "" if access.exact else f"  (more than is read: {'; '.join(access.inexact_because)})"
 
 
+@one_at_a_time
 def analyze(program: TEProgram) -> Analysis:
     """Analyse a whole TE program (paper §5.1-5.3).
 

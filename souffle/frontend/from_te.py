@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from tvm import te
 
+from souffle.alone import one_at_a_time
 from souffle.frontend.naming import identifier
 from souffle.program import Origin, ProgramError, Tensor, TEProgram, make_te
 from souffle.program.names import NameSupply
@@ -21,6 +22,7 @@ _Key = tuple[te.tensor.Operation, int]
 """An output of an operation; two ``te.Tensor`` objects may stand for one."""
 
 
+@one_at_a_time
 def from_te(
     inputs: Sequence[te.Tensor] | Mapping[str, te.Tensor],
     outputs: Sequence[te.Tensor] | Mapping[str, te.Tensor],

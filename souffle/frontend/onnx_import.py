@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import onnx
 from tvm import te
 
+from souffle.alone import one_at_a_time
 from souffle.counted_axes import Counts
 from souffle.errors import Refusal, UnsupportedOperatorError
 from souffle.frontend import (  # noqa: F401  (these enter the operators that they define)
@@ -61,10 +61,6 @@ from souffle.program import Origin, Tensor, TEProgram, make_te
 from souffle.tvm_compat import fresh_axis, primfunc_from_tensors
 
 __all__ = ["import_loaded", "import_named", "import_onnx"]
-
-
-_one_at_a_time = threading.RLock()
-"""Builders of Relax are on one stack for all threads of a process."""
 
 
 def import_onnx(
@@ -123,6 +119,7 @@ def import_loaded(loaded: LoadedModel) -> TEProgram:
     return import_named(loaded)[0]
 
 
+@one_at_a_time
 def import_named(loaded: LoadedModel) -> tuple[TEProgram, dict[str, Tensor]]:
     """The program of a model that was read, and which of its tensors the values of the graph are, by their names.
 
@@ -133,11 +130,6 @@ def import_named(loaded: LoadedModel) -> tuple[TEProgram, dict[str, Tensor]]:
     ------
     UnsupportedOperatorError
     """
-    with _one_at_a_time:
-        return _imported(loaded)
-
-
-def _imported(loaded: LoadedModel) -> tuple[TEProgram, dict[str, Tensor]]:
     emitter = Emitter()
     small = {name: dtype for name, _, dtype in loaded.inputs if is_small(dtype)}
     inputs = tuple(

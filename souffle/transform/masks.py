@@ -24,6 +24,7 @@ from math import gcd
 import numpy as np
 from tvm import tirx
 
+from souffle.alone import one_at_a_time
 from souffle.decision import Decision
 from souffle.program import TE, FusedTE, Item, Tensor, TEProgram, fuse, make_te, parts_of
 from souffle.program.shared import OncePer
@@ -92,6 +93,7 @@ class Mask:
         return f"{self.inside} where {least}{condition}{greatest}, {self.outside} elsewhere"
 
 
+@one_at_a_time
 def masks_by_index(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]]:
     """Calculate masks where functions of elements read them.
 

@@ -21,6 +21,7 @@ from itertools import chain
 import numpy as np
 from tvm import te, tirx
 
+from souffle.alone import one_at_a_time
 from souffle.analysis.te_expression import expression_of
 from souffle.decision import Decision
 from souffle.index.expression import Expression
@@ -91,6 +92,7 @@ class _Plan:
     how: str
 
 
+@one_at_a_time
 def narrow(program: TEProgram, *, alike: bool = False) -> tuple[TEProgram, tuple[Decision, ...]]:
     """Store tensors in the narrower type that their readers convert them to.
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 from tvm import te, tirx
 
+from souffle.alone import one_at_a_time
 from souffle.analysis import Analysis, analyze
 from souffle.decision import Decision, Refused
 from souffle.program import TE, Loop, Origin, Tensor, TEProgram, parts_of
@@ -36,6 +37,7 @@ _SAID = {
 }
 
 
+@one_at_a_time
 def mixed_precision(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]]:
     """Convert the operands of sums of products to fp16.
 
@@ -79,6 +81,7 @@ def mixed_precision(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]
     return (program.with_tes(tes, constants=constants) if halves else program), tuple(decisions)
 
 
+@one_at_a_time
 def tensor_float(program: TEProgram, products: str) -> tuple[TEProgram, tuple[Decision, ...]]:
     """Let sums of products of fp32 operands be computed in TF32 where the scheduler has a rule for it, in loops, too.
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from tvm import tirx
 
+from souffle.alone import one_at_a_time
 from souffle.decision import Decision
 from souffle.program import TE, FusedTE, Item, TEProgram, fuse, make_te, parts_of
 from souffle.program.shared import OncePer
@@ -76,6 +77,7 @@ class _Spread:
     forms: Mapping[_Key, _Key]
 
 
+@one_at_a_time
 def spread_reads(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]]:
     """Make items equal that differ in the multiples of a small axis at which they read.
 

@@ -14,6 +14,7 @@ from itertools import zip_longest
 import tvm
 from tvm import tirx
 
+from souffle.alone import one_at_a_time
 from souffle.certificate import Certificate, Counterexample, Section
 from souffle.codegen.nvcc import compile_cubin, compiler_version, find_nvcc
 from souffle.codegen.plan import Plan, Resources
@@ -32,6 +33,7 @@ _OF_THE_FOLDER = re.compile(rb"_INTERNAL_[0-9a-f]{8}_")
 _NO_PROGRAM = "the file does not say which tensors its stages are to be given: an older Souffle saved it"
 
 
+@one_at_a_time
 def verify_plan(
     plan: Plan,
     *,

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
 import pytest
 
 from souffle.program.shared import OncePer
@@ -38,3 +44,51 @@ def test_another_thread_makes_room_while_a_result_is_looked_up(look: int) -> Non
     assert once(key, lambda: "its own") == "its own"
     key.looks = look
     assert once(key, lambda: "its own") == "its own"
+
+
+@pytest.fixture
+def threads_that_take_turns() -> Iterator[None]:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("threads_that_take_turns")
+def test_threads_share_one() -> None:
+    """Four of them, wherever keys are compared: without a lock the order of the table is lost, and Python crashes."""
+    once: OncePer[int] = OncePer(limit=4)
+    wrong: list[object] = []
+
+    class Key:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __hash__(self) -> int:
+            return self.number % 2
+
+        def __eq__(self, other: object) -> bool:
+            time.sleep(0)
+            return isinstance(other, Key) and self.number == other.number
+
+    def work(seed: int) -> None:
+        draw = random.Random(seed)
+        try:
+            for _ in range(600):
+                number = draw.randrange(8)
+                found = once(Key(number), lambda number=number: number**2)
+                if found != number**2:
+                    wrong.append((number, found))
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    kept: list[int] = []
+    for number in range(8):
+        once(Key(number), lambda number=number: kept.append(number) or 0)
+    assert len(kept) >= 4

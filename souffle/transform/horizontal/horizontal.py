@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
+from souffle.alone import one_at_a_time
 from souffle.decision import Decision
 from souffle.program import TE, Item, Tensor, TEProgram
 from souffle.program.names import NameSupply
@@ -43,6 +44,7 @@ _TILE = 16
 fragment: what is selected along a joined axis must not change within it."""
 
 
+@one_at_a_time
 def horizontal(program: TEProgram, *, apart: bool = True) -> tuple[TEProgram, tuple[Decision, ...]]:
     """Merge independent isomorphic TEs.
 

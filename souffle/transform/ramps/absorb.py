@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from souffle.alone import one_at_a_time
 from souffle.decision import Decision, Refused
 from souffle.program import TE, ExternTE, FusedTE, Item, Loop, Tensor, TEProgram
 from souffle.transform.ramps.outer_elements import with_outer_elements
@@ -39,6 +40,7 @@ from souffle.transform.roll.roll import repeated_pieces
 __all__ = ["absorb_ramps"]
 
 
+@one_at_a_time
 def absorb_ramps(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]]:
     """Make partial steps before and after the repeated pieces of a program steps of them.
 

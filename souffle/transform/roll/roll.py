@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from souffle.alone import one_at_a_time
 from souffle.decision import Decision
 from souffle.program import TE, ExternTE, FusedTE, Item, Loop, TEProgram
 from souffle.transform.roll.repetition import BrokenRepeat, Piece, Signature, read_piece, signature
@@ -53,6 +54,7 @@ class _Repeat:
         return (self.steps - 1) * self.period
 
 
+@one_at_a_time
 def roll(program: TEProgram, without: Container[str] = frozenset()) -> tuple[TEProgram, tuple[Decision, ...]]:
     """Find repeated pieces and roll them into loops, those first that save most.
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Container, Iterable
 
+from souffle.alone import one_at_a_time
 from souffle.decision import Decision, Refused
 from souffle.program import TE, FusedTE, Item, Tensor, TEProgram
 from souffle.transform.vertical.compose import composed, simplified, use_of, work_of
@@ -31,6 +32,7 @@ _MOST_NAMES = 4
 """Readers that a decision names."""
 
 
+@one_at_a_time
 def vertical(program: TEProgram) -> tuple[TEProgram, tuple[Decision, ...]]:
     """Compose chains of one-relies-on-one TEs, to a fixed point, and fuse what remains with its neighbours.
 
