@@ -8,7 +8,7 @@ one that moves with the step.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -163,10 +163,14 @@ class BrokenRepeat(Refused):
     step : int
         The first step that does not go on as those before it.
     subject : str
+    outside : tuple of Tensor
+        Of each step the one that it reads, where no two steps read the same, none of these is a constant, and none is
+        computed in the repeat: some of these steps are no loop either, as long as they do not compute it.
     """
 
     step: int
     subject: str
+    outside: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -334,7 +338,7 @@ def _operand(
         return BrokenRepeat(f"step {moved} reads another tensor, and at another place", moved, "")
     if all(tensor in program.constants for tensor in column):
         return StepConstants(tuple(column))
-    return _earlier(column, home, period, j)
+    return _earlier(column, home, program.constants, period, j)
 
 
 def _moving(tensor: Tensor, moves: Sequence[tuple[int, ...]]) -> StepOperand | BrokenRepeat:
@@ -365,7 +369,11 @@ def _by_rows(item: TE | FusedTE, operand: MovingApart) -> bool:
 
 
 def _earlier(
-    column: Sequence[Tensor], home: Mapping[Tensor, tuple[int, int]], period: int, j: int
+    column: Sequence[Tensor],
+    home: Mapping[Tensor, tuple[int, int]],
+    constants: Container[Tensor],
+    period: int,
+    j: int,
 ) -> Earlier | BrokenRepeat:
     last = len(column) - 1
     if column[last] in home:
@@ -375,14 +383,15 @@ def _earlier(
             for step in range(last - 1, -1, -1):
                 expected = ((step - distance) * period + source, output) if step >= distance else None
                 if home.get(column[step]) != expected:
-                    return _other_operand(column, step + 1)
+                    return _other_operand(column, step + 1, (home, constants))
             return Earlier(source, output, distance, tuple(column[:distance]))
-    return _other_operand(column, last)
+    return _other_operand(column, last, (home, constants))
 
 
-def _other_operand(column: Sequence[Tensor], step: int) -> BrokenRepeat:
+def _other_operand(column: Sequence[Tensor], step: int, known: Sequence[Container[Tensor]]) -> BrokenRepeat:
     reason = (
         f"step {step} reads {column[step].name} where the step before reads {column[step - 1].name}: they are no "
         "constants, and not what steps at one distance compute"
     )
-    return BrokenRepeat(reason, step, "")
+    others = len(set(column)) == len(column) and not any(tensor in found for tensor in column for found in known)
+    return BrokenRepeat(reason, step, "", tuple(column) if others else ())

@@ -6,7 +6,8 @@
 
 Legal where the pieces have equal expressions, and each operand of a piece is, in every step, one of these: the same
 tensor; one tensor at offsets that are affine in the step; constants, which are stacked; what the same piece defines; or
-what the piece a fixed number of steps before defines. The pieces run in the order that they had, so every value is the
+what the piece a fixed number of steps before defines. Numbers in which they differ are such constants
+(``step_numbers.py``). The pieces run in the order that they had, so every value is the
 same, to the bit. What later TEs read of a step other than the last is kept for every step.
 
 A TE behind a loop that only moves data goes into its readers, as in the vertical transformation: what was a choice
@@ -23,9 +24,10 @@ import numpy as np
 
 from souffle.alone import one_at_a_time
 from souffle.decision import Decision
-from souffle.program import TE, ExternTE, FusedTE, Item, Loop, TEProgram
+from souffle.program import TE, ExternTE, FusedTE, Item, Loop, Tensor, TEProgram
 from souffle.transform.roll.repetition import BrokenRepeat, Piece, Signature, read_piece, signature
 from souffle.transform.roll.rolled_loop import Rolled, build_loop
+from souffle.transform.roll.step_numbers import with_step_numbers
 from souffle.transform.vertical.vertical import copies_into_readers
 
 __all__ = ["FEWEST_STEPS", "repeated_pieces", "roll"]
@@ -72,11 +74,11 @@ def roll(program: TEProgram, without: Container[str] = frozenset()) -> tuple[TEP
         One for each loop, and for each repeat that cannot be one.
     """
     roller = _Roller(without)
-    while True:
-        shorter = roller.shorter(program)
-        if shorter is None:
-            return program, tuple(roller.decisions)
-        program = shorter
+    numbers = with_step_numbers(program, FEWEST_STEPS)
+    rolled = numbers.program
+    while (shorter := roller.shorter(rolled)) is not None:
+        rolled = shorter
+    return program if rolled is numbers.program else numbers.put_back(rolled), tuple(roller.decisions)
 
 
 def repeated_pieces(program: TEProgram, without: Container[str]) -> Iterator[tuple[TEProgram, Piece]]:
@@ -114,6 +116,8 @@ class _Roller:
         self.decisions: list[Decision] = []
         self.unwanted: dict[str, set[int]] = {}
         self.refused: set[tuple[str, int, int]] = set()
+        # Tensors each of which another step reads, with all those that its repeat reads so.
+        self.others: dict[Tensor, frozenset[Tensor]] = {}
 
     def shorter(self, program: TEProgram) -> TEProgram | None:
         """The program with one more loop."""
@@ -161,14 +165,18 @@ class _Roller:
                 continue
             if any(_in_one_stage(program.tes, start + step * repeat.period) for step in range(steps + 1)):
                 continue
+            if self.reads_others(program, start, repeat.period, steps):
+                continue
             piece = read_piece(program, start, repeat.period, steps)
             if isinstance(piece, Piece):
                 found.append(piece)
                 continue
             self.refused.add(subject)
             refusals.append(piece)
+            self.others |= dict.fromkeys(piece.outside, frozenset(piece.outside))
             at = piece.step
-            pending += [(start, at), (start + at * repeat.period, steps - at)] if 0 < at < steps else []
+            cut = 0 < at < steps and not piece.outside
+            pending += [(start, at), (start + at * repeat.period, steps - at)] if cut else []
         for piece in sorted(found, key=lambda p: (-(p.steps - 1) * p.period, p.carried_bytes, p.start)):
             # Two steps of a loop that is not wanted are no better as one.
             periods = (p for item in piece.items(program) for p in self.unwanted.get(item.name, ()))
@@ -176,6 +184,25 @@ class _Roller:
                 yield piece
         if not found:
             yield from refusals[:1]
+
+    def reads_others(self, program: TEProgram, start: int, period: int, steps: int) -> bool:
+        """Whether the steps of a piece read what a repeat was refused for: it is some of the same steps.
+
+        So that a long repeat is refused once, not again for every second step, every third, and so on, before repeats
+        are tried that save less: among them those that compute what it reads, after which it is a loop.
+        """
+        items = program.tes[start : start + period * steps]
+        for j, item in enumerate(items[:period]):
+            for k, tensor in enumerate(item.inputs):
+                among = self.others.get(tensor)
+                if among is None:
+                    continue
+                column = {copy.inputs[k] for copy in items[j::period]}
+                if len(column) == steps and column <= among:
+                    made = {t for one in items for t in one.outputs}
+                    if column.isdisjoint(made):
+                        return True
+        return False
 
 
 def _accepted(piece: Piece, rolled: Rolled) -> Decision:

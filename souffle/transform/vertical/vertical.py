@@ -7,7 +7,8 @@
 
 Legal because a TE without reduction is a function of its indices: an element of P can be computed wherever it is read.
 The arithmetic stays the same where every element of P is read at most once. So P is put into its readers when that
-holds, or when P does no arithmetic at all and only moves data (reshape, transpose, slice, pad, concat).
+holds, or when P does no arithmetic at all and only moves data (reshape, transpose, slice, pad, concat), or when P is
+one comparison of one element: a reader of the flag would load a byte and compare it.
 
 What cannot be one expression becomes one TE of several statements afterwards (``epilogue.py``).
 """
@@ -20,7 +21,7 @@ from collections.abc import Container, Iterable
 from souffle.alone import one_at_a_time
 from souffle.decision import Decision, Refused
 from souffle.program import TE, FusedTE, Item, Tensor, TEProgram
-from souffle.transform.vertical.compose import composed, simplified, use_of, work_of
+from souffle.transform.vertical.compose import TEWork, composed, simplified, use_of, work_of
 from souffle.transform.vertical.epilogue import fuse_neighbours
 
 __all__ = ["copies_into_readers", "simplified", "vertical"]
@@ -72,6 +73,11 @@ def copies_into_readers(program: TEProgram, among: Container[Item]) -> tuple[TEP
     """
     composer = _Composer(program, among)
     return composer.copies_alone(), tuple(composer.accepted)
+
+
+def _is_flag(te_: TE, work: TEWork) -> bool:
+    """Whether an element is one comparison of one element."""
+    return te_.output.dtype == "bool" and work.loads == 1 and work.operations <= te_.output.size
 
 
 class _Composer:
@@ -219,7 +225,7 @@ class _Composer:
             if work.expensive and use.occurrences > 1:
                 return Refused(f"{reader.name} would hold its expensive expression several times")
             reads += use.times
-        if work.operations and reads > te_.output.size:
+        if work.operations and reads > te_.output.size and not _is_flag(te_, work):
             kind = "expensive " if work.expensive else ""
             return Refused(
                 f"its {te_.output.size} elements are read {reads} times, which would repeat {kind}arithmetic"
