@@ -99,7 +99,9 @@ def _table(results: Sequence[dict[str, Any]]) -> str:
     return format_table(["network", "arch", *variants, "stay / read, KiB", "why not"], table)
 
 
-def recurrent(kind: str, *sizes: int, steps: int, batch: int = 1, **attributes: object) -> onnx.ModelProto:
+def recurrent(
+    kind: str, *sizes: int, steps: int, batch: int = 1, padded: bool = False, **attributes: object
+) -> onnx.ModelProto:
     """Layers of one kind of cell.
 
     Parameters
@@ -109,6 +111,8 @@ def recurrent(kind: str, *sizes: int, steps: int, batch: int = 1, **attributes: 
     *sizes : int
         Of the input, then of the state of each layer.
     steps, batch : int
+    padded : bool
+        Whether sequences are of lengths that an input says, as frameworks export packed ones.
     **attributes
         Of each node.
     """
@@ -123,15 +127,16 @@ def recurrent(kind: str, *sizes: int, steps: int, batch: int = 1, **attributes: 
             value = (rng.standard_normal((directions, *shape)) / np.sqrt(hidden)).astype(np.float32)
             constants.append(numpy_helper.from_array(value, f"{name}{layer}"))
         way = {} if directions == 1 else {"direction": "bidirectional"}
-        inputs = [last, f"w{layer}", f"r{layer}", f"b{layer}"]
+        inputs = [last, f"w{layer}", f"r{layer}", f"b{layer}", *(["lengths"] if padded else [])]
         nodes.append(helper.make_node(operator, inputs, [f"y{layer}"], hidden_size=hidden, **way, **attributes))
         nodes.append(helper.make_node("Transpose", [f"y{layer}"], [f"t{layer}"], perm=[0, 2, 1, 3]))
         constants.append(numpy_helper.from_array(np.array([steps, batch, directions * hidden], np.int64), f"s{layer}"))
         nodes.append(helper.make_node("Reshape", [f"t{layer}", f"s{layer}"], [f"z{layer}"]))
         last = f"z{layer}"
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [steps, batch, sizes[0]])
+    lengths = helper.make_tensor_value_info("lengths", TensorProto.INT32, [batch])
     y = helper.make_tensor_value_info(last, TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "cells", [x], [y], constants)
+    graph = helper.make_graph(nodes, "cells", [x, *([lengths] if padded else [])], [y], constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
 
 
@@ -142,6 +147,7 @@ def main() -> int:
     for name, default in (("hidden", (128, 300, 512)), ("layers", (1, 4)), ("batches", (1, 4))):
         parser.add_argument(f"--{name}", nargs="+", type=int, default=default)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--padded", action="store_true", help="an input says how long each sequence is")
     parser.add_argument("--archs", nargs="+", default=("sm_90",))
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=("V3", "V4 without weights", "V4"))
     parser.add_argument("--out", type=Path, required=True)
@@ -150,12 +156,14 @@ def main() -> int:
     known = {(r["network"], r["arch"], r["variant"]) for r in results}
     sizes = product(arguments.kinds, arguments.hidden, arguments.layers, arguments.batches)
     for kind, hidden, layers, batch in sizes:
-        name = f"{kind}, {layers} x {hidden}, batch {batch}, {arguments.steps} steps"
+        padded = ", padded" if arguments.padded else ""
+        name = f"{kind}, {layers} x {hidden}, batch {batch}, {arguments.steps} steps{padded}"
         program = None
         for arch, variant in product(arguments.archs, arguments.variants):
             if (name, arch, variant) in known:
                 continue
-            model = recurrent(kind, *[hidden] * (layers + 1), steps=arguments.steps, batch=batch)
+            widths = [hidden] * (layers + 1)
+            model = recurrent(kind, *widths, steps=arguments.steps, batch=batch, padded=arguments.padded)
             program = program or souffle.import_onnx(model)
             start = time.process_time()
             how = {"arch": arch, "cubin": False, "verify": "off", **VARIANTS[variant]}

@@ -36,9 +36,11 @@ CELLS = {
     "GRU, reset behind the product": recurrent("GRU", 40, 40, steps=7, linear_before_reset=1),
     "GRU, reset before the product": recurrent("GRU", 40, 40, steps=6, linear_before_reset=0),
     "RNN": recurrent("RNN", 64, 72, steps=8),
+    "GRU of padded sequences": recurrent("GRU", 40, 40, steps=8, batch=3, padded=True, linear_before_reset=1),
+    "LSTM of padded sequences": recurrent("LSTM", 24, 40, steps=9, batch=4, padded=True),
 }
 # LSTMs take the compiler longest, and batches.
-FEW = ("GRU, reset behind the product", "RNN")
+FEW = ("GRU, reset behind the product", "RNN", "GRU of padded sequences")
 
 
 @pytest.fixture
@@ -65,6 +67,8 @@ def test_cells_keep_their_weights(always: None, name: str) -> None:
     assert net.plan.certificate.verdict == PROVEN, net.plan.certificate
     shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
     inputs = {"x": np.random.default_rng(1).standard_normal(shape).astype(np.float32)}
+    if len(model.graph.input) == 2:
+        inputs["lengths"] = np.array([shape[0], 0, 5, 1][: shape[1]], np.int32)
     found = run_on_cpu_device(net.plan, inputs)
     result = compare(found, onnxruntime_outputs(model, inputs), "fp32")
     assert result.ok, f"largest error {result.error:.2e} of the output's magnitude"

@@ -25,7 +25,7 @@ from souffle.transform import roll
 from tests.kernel.test_merge import ARCH, definition, kernel_of, skeleton
 from tests.testlib import Builder, inputs_for, run_on_cpu_device
 from tests.thorough import sized
-from tests.transform.test_roll import layers, recurrence, repeated, weights
+from tests.transform.test_roll import layers, padded, recurrence, repeated, weights
 
 pytestmark = pytest.mark.sampled(3)
 
@@ -65,6 +65,7 @@ PROGRAMS = {
     "output": two_kept(5),
     "from_the_start": from_the_start(4),
     "several_tiles": from_the_start(4, 100),
+    "numbers": padded(6, float),
 }
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm import te
+from tvm import te, tirx
 
 from souffle.program import TE, InTiles, Loop, Tensor, TEProgram
 from souffle.transform import horizontal, roll, vertical
+from souffle.transform.roll.step_numbers import with_step_numbers
 from tests.testlib import Builder, assert_same_function
 from tests.transform.test_random_programs import SETTINGS
 
@@ -208,6 +210,89 @@ def test_steps_that_read_something_else_part_a_loop() -> None:
     assert_same_function(program, result)
 
 
+def padded(steps: int, number: Callable[[int], float], *, twice: bool = False) -> TEProgram:
+    """A recurrence whose step `t` keeps a row as it was where the row's length is no more than ``number(t)``."""
+    b = Builder()
+    h, lengths, w = b.relu(b.input(4, 4)), b.input(4), b.constant(weights(4, 4))
+
+    def step(p: te.Tensor, before: te.Tensor, row: te.Tensor, t: int) -> te.Tensor:
+        least = tirx.const(number(t), "float32")
+        return te.compute((4, 4), lambda i, j: tirx.Select(row[i] > least, p[i, j] + before[i, j], before[i, j]))
+
+    for t in range(steps):
+        h = b.add(lambda *ps, t=t: step(*ps, t), b.tanh(b.matmul(h, w)), h, lengths)
+    return b.program(b.scaled(h, 3.5), *([b.scaled(h, 4.5)] if twice else []))
+
+
+def test_numbers_that_differ_from_step_to_step_are_constants_by_step() -> None:
+    program = padded(6, lambda t: t)
+    result, decisions = roll(program)
+    loop = the_loop(result)
+    assert (loop.steps, len(loop.body), len(decisions)) == (6, 3, 1)
+    (numbers,) = loop.indexed
+    stacked = result.constants[numbers.source]
+    assert [float(numbers.at(stacked, step)[0]) for step in range(6)] == [0, 1, 2, 3, 4, 5]
+    assert_same_function(program, result)
+
+
+def test_numbers_that_are_the_same_in_every_step_stay_text() -> None:
+    """Also where others than the steps differ from them; and what is no step has its numbers back."""
+    program = padded(5, lambda t: 2.0, twice=True)
+    result, _ = roll(program)
+    assert not the_loop(result).indexed and result.constants.keys() == program.constants.keys()
+    assert {te_.name for te_ in program.tes} >= {i.name for i in result.tes if isinstance(i, TE)}
+    assert [i for i in result.tes if isinstance(i, TE)] == [i for i in program.tes if i in result.tes]
+
+
+def test_numbers_are_put_back_where_nothing_repeats() -> None:
+    b = Builder()
+    x = b.input(4, 4)
+    program = b.program(*(b.scaled(x, 1.5 + step) for step in range(5)))
+    rolled, decisions = roll(program, {"scale4_for5"})
+    assert all(isinstance(item, TE) for item in rolled.tes) and rolled.constants == program.constants
+    assert rolled.tes == program.tes and not any(decision.accepted for decision in decisions)
+
+
+@pytest.mark.parametrize("place", ["index", "condition", "gathered"])
+def test_numbers_that_say_where_something_is_stay_text(place: str) -> None:
+    b = Builder()
+    x, rows = b.input(8, 4), b.input(4, dtype="int32")
+
+    def part(p: te.Tensor, r: te.Tensor, t: int) -> te.Tensor:
+        if place == "index":
+            return te.compute((4, 4), lambda i, j: p[i * (t % 2 + 1), j])
+        if place == "gathered":
+            return te.compute((4, 4), lambda i, j: p[r[i] * (t % 2 + 1), j])
+        return te.compute((4, 4), lambda i, j: tirx.if_then_else(i < t + 1, p[i, j], p[i, 0]))
+
+    h = b.relu(b.input(4, 4))
+    for t in range(6):
+        h = b.plus(b.matmul(h, b.constant(weights(4, 4))), b.add(lambda *ps, t=t: part(*ps, t), x, rows))
+    program = b.program(h)
+    numbers = with_step_numbers(program, 3)
+    assert numbers.program is program and not numbers.literals
+
+
+def test_what_another_repeat_computes_is_a_loop_first() -> None:
+    """A longer repeat reads the states of a shorter one, step by step.
+
+    It is refused once for its steps and not for every second one, every third, and so on, until nothing else is tried.
+    """
+    b = Builder()
+    x, w = b.relu(b.input(4, 4)), b.constant(weights(4, 4))
+    h, states = x, []
+    for _ in range(80):
+        h = b.tanh(b.matmul(h, w))
+        states.append(h)
+    for state in states:
+        h = b.plus(b.tanh(b.matmul(b.tanh(b.bias(h, b.constant(weights(4)))), w)), state)
+    program = b.program(h)
+    result, decisions = roll(program)
+    assert [item.steps >= 79 for item in result.tes if isinstance(item, Loop)] == [True, True]
+    assert len([decision for decision in decisions if not decision.accepted]) <= 4
+    assert_same_function(program, result)
+
+
 def test_operators_that_are_no_tes_stay_outside() -> None:
     b = Builder()
     x = b.relu(b.input(4, 4))
@@ -258,7 +343,7 @@ def repeated(choose, count: int, seed: int) -> TEProgram:
     rng = np.random.default_rng(seed)
     x = b.relu(b.input(4, 4))
     extra = b.tanh(x)
-    kinds = ("matmul", "bias", "tanh", "plus", "transpose", "extra", "slice")
+    kinds = ("matmul", "bias", "tanh", "plus", "transpose", "extra", "slice", "scaled", "larger")
     # A product in each piece keeps vertical from making one TE of all pieces.
     plan = ["matmul", *(choose(kinds) for _ in range(choose((0, 1, 3))))]
     kept: list[Tensor] = []
@@ -279,6 +364,10 @@ def repeated(choose, count: int, seed: int) -> TEProgram:
                 x = b.plus(x, extra)
             elif kind == "slice":
                 x = b.concat(b.slice(x, 0, 2, 4), b.slice(x, 0, 0, 2), 0)
+            elif kind == "scaled":
+                x = b.scaled(x, number % 3 + 1)
+            elif kind == "larger":
+                x = b.map(lambda v, n=number: tirx.Select(v > tirx.const(n, "float32"), v, v + 1), x)
         if choose((True, False, False)) and number:
             kept.append(x)
     return b.program(*dict.fromkeys([b.relu(x), *(b.scaled(k, 0.5) for k in kept[:2])]))

@@ -49,6 +49,24 @@ def test_predicates_are_composed() -> None:
     assert_same_function(program, composed)
 
 
+def test_a_flag_of_one_comparison_is_computed_where_it_is_read() -> None:
+    """A reader of it would load a byte and compare that. What calculates first is computed once."""
+    b = Builder()
+    lengths, x = b.input(4, dtype="int32"), b.input(4, 8)
+    flag = b.map(lambda v: v > 2, lengths)
+    later = b.map(lambda v: v * 3 + 1 > 7, lengths)
+
+    def masked(f: te.Tensor, v: te.Tensor) -> te.Tensor:
+        return te.compute((4, 8), lambda i, j: tirx.Select(f[i], v[i, j], tirx.const(0, "float32")))
+
+    program = b.program(b.add(masked, flag, x), b.add(masked, later, x))
+    composed, decisions = vertical(program)
+    assert {te_.inputs for te_ in composed.tes} == {(lengths, x), (lengths,), (later, x)}
+    assert [d.subject for d in decisions if d.accepted] == ["map0 into t2"]
+    assert any(d.subject == "map1" and "repeat arithmetic" in d.reason for d in decisions)
+    assert_same_function(program, composed)
+
+
 def test_impossible_branches_are_dropped() -> None:
     b = Builder()
     x, y = b.input(4, 6), b.input(4, 6)
