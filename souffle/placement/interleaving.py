@@ -34,7 +34,7 @@ from souffle.placement.stage_trial import StageTrials
 from souffle.placement.two_phase import free_suffix
 from souffle.program import TE, FusedTE, InTiles, Item, Origin, Tensor, TEProgram, fuse, make_te, parts_of
 from souffle.transform.handles import Handles, instantiate, read
-from souffle.transform.roll import signature
+from souffle.transform.roll import signature_of_step
 from souffle.tvm_compat import (
     PrimExpr,
     bounded_analyzer,
@@ -182,7 +182,8 @@ def interleave(program: TEProgram, choose: Choose) -> tuple[TEProgram, tuple[Dec
         if isinstance(made, Refused):
             decisions.append(Decision("interleaving", item.name, False, made.reason))
             continue
-        key = (signature(item), tuple(map(signature, readers)), tuple(one.te.output.shape for one in _parts(made)))
+        of_readers = tuple(map(signature_of_step, readers))
+        key = (signature_of_step(item), of_readers, tuple(one.te.output.shape for one in _parts(made)))
         if key not in answers:
             answers[key] = choose(item, made)
         answer = answers[key]

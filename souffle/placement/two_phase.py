@@ -31,7 +31,7 @@ from souffle.placement.stage_trial import StageTrials, reduction_of, seconds_of
 from souffle.program import TE, FusedTE, InTiles, Item, Tensor, TEProgram, fuse, parts_of
 from souffle.program.shared import OncePer
 from souffle.transform.handles import read
-from souffle.transform.roll import signature
+from souffle.transform.roll import signature_of_step
 from souffle.tvm_compat import PrimExpr, compute_op, reduce_node, substitute
 
 __all__ = ["Phases", "Split", "free_suffix", "split_by_cost", "two_phase"]
@@ -142,7 +142,8 @@ def two_phase(
         Not rolled yet: what stands in a loop already stays as it is.
     choose : callable
         Says into how many parts, for a TE or fused TE that holds a reduction, as :func:`split_by_cost` does. Asked once
-        for those that differ in constant terms of their indices at most, so that repeated layers and steps stay equal.
+        for those that differ in constant terms of their indices and in numbers at most, so that repeated layers and
+        steps stay equal.
     whole : callable, optional
         Says of one that would be split why it is not where it stands.
     label : str
@@ -169,8 +170,8 @@ def two_phase(
         if reduction_of(item).name in tiled:
             items.append(item)
             continue
-        # Steps that differ in where they read are to be decided alike: they may become one loop.
-        key = signature(item)
+        # Steps that differ in where they read, or in a number, are to be decided alike: they may become one loop.
+        key = signature_of_step(item)
         if key not in answers:
             answers[key] = choose(item)
         answer = answers[key]

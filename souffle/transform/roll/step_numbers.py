@@ -18,11 +18,11 @@ from tvm.ir import Call
 from souffle.program import TE, FusedTE, Item, Loop, Tensor, TEProgram, make_te, parts_of
 from souffle.program.names import NameSupply
 from souffle.transform.handles import Handles, read
-from souffle.transform.roll.repetition import signature
+from souffle.transform.roll.repetition import Signature, signature
 from souffle.tvm_calls import structural_mutate
 from souffle.tvm_compat import PrimExpr, dtype_of, is_load, load_tensor, loads, map_loads
 
-__all__ = ["StepNumbers", "with_step_numbers"]
+__all__ = ["StepNumbers", "signature_of_step", "with_step_numbers"]
 
 _TWO_SIDED = (
     *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max),
@@ -32,6 +32,8 @@ _LITERALS = (tirx.IntImm, tirx.FloatImm)
 _TYPES = frozenset(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)) | {
     *("float16", "float32", "float64"),
 }
+
+_ANY = {dtype: Tensor("number", (1,), dtype) for dtype in _TYPES}
 
 Literal = Any
 """An ``IntImm`` or a ``FloatImm``."""
@@ -121,6 +123,11 @@ def with_step_numbers(program: TEProgram, fewest: int) -> StepNumbers:
     return StepNumbers(lifted, before, literals)
 
 
+def signature_of_step(item: TE | FusedTE) -> Signature:
+    """Equal for items that differ in the tensors, the offsets and the numbers that they read only."""
+    return signature(_lifted(item, lambda _, literal: _ANY[dtype_of(literal)]) if _numbers(item) else item)
+
+
 def _differing(items: Sequence[Item], fewest: int) -> Iterator[list[TE | FusedTE]]:
     """Groups of items that differ in numbers, in what they read and in where alone."""
     several: dict[tuple, list[TE | FusedTE]] = {}
@@ -128,14 +135,12 @@ def _differing(items: Sequence[Item], fewest: int) -> Iterator[list[TE | FusedTE
         if isinstance(item, TE | FusedTE) and (count := len(_numbers(item))):
             shapes = tuple(tuple((t.shape, t.dtype) for t in (*part.inputs, *part.outputs)) for part in parts_of(item))
             several.setdefault((count, shapes), []).append(item)
-    standing = {dtype: Tensor("number", (1,), dtype) for dtype in _TYPES}
     for alike in several.values():
         if len(alike) < fewest or len({signature(item) for item in alike}) == 1:
             continue
         equal: dict[tuple, list[TE | FusedTE]] = {}
         for item in alike:
-            bare = _lifted(item, lambda _, literal: standing[dtype_of(literal)])
-            equal.setdefault(signature(bare), []).append(item)
+            equal.setdefault(signature_of_step(item), []).append(item)
         for group in equal.values():
             if len(group) >= fewest and len({signature(item) for item in group}) > 1:
                 yield group
