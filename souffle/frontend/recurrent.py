@@ -96,7 +96,11 @@ def _recurrent(interpreter: Interpreter, node: onnx.NodeProto, inputs: Sequence[
         )
         state = tuple(None if _is_zero(s) else part(s, f"initial_{k}", layout) for k, s in (("h", h0), ("c", c0)))
         order = range(len(steps)) if name == "forward" else range(len(steps))[::-1]
+        initial = state
         hs, state = _run(cell, node.op_type, steps, order, masks, state)
+        if masks is not None and not (isinstance(lengths, Known) and bool(np.all(lengths.array > 0))):
+            ends = zip("hc", initial, state, strict=True)
+            state = tuple(s if i is None else _last(emit, masks[0], s, kind) for kind, i, s in ends)
         outputs.append(hs)
         last_h.append(state[0])
         last_c.append(state[1])
@@ -136,6 +140,11 @@ def _run(cell: _Direction, operator: str, steps, order, masks, state) -> tuple[l
             for k, n, o in zip("hc", new, state, strict=True)
         )
     return hs, state
+
+
+def _last(emit, reaches: Value, state: Value, kind: str) -> Value:
+    """The last state: of a sequence without elements nothing, as ONNX Runtime has it, and not the initial one."""
+    return emit("Where", reaches, state, Known(np.zeros((), dtype=state.dtype), "zero"), at=f"last_{kind}")
 
 
 def _lstm_cell(cell: _Direction, at: str, x: Value, h: Value, c: Value) -> tuple[Value, Value]:

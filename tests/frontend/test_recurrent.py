@@ -92,6 +92,14 @@ def test_constant_sequence_lengths(operator, lengths):
     compare(recurrent_model(operator, lengths=lengths, direction="bidirectional", optional=("B", "h")))
 
 
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("operator", GATES)
+def test_a_sequence_without_elements_ends_in_zeros(operator, direction):
+    """Whatever its initial state is."""
+    states = ("h", "c") if operator == "LSTM" else ("h",)
+    compare(recurrent_model(operator, lengths=(0, 2), direction=direction, optional=states))
+
+
 def test_sequence_lengths_from_data():
     model = recurrent_model("LSTM", direction="bidirectional", lengths=(1, 3), optional=("B",))
     (tensor,) = [t for t in model.graph.initializer if t.name == "lengths"]
