@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+import tvm
 from onnx import TensorProto, helper, numpy_helper
 
 import souffle
@@ -176,3 +177,13 @@ def test_machine_code_of_a_newer_processor_is_refused_where_it_would_end_the_pro
         missing_instructions.cache_clear()
     assert souffle.load(file)(np.zeros((33, 40), np.float32))["y"].shape == (33, 70)
     capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("processor", "bits", "registers"),
+    [("x86-64-v2", 128, 16), ("haswell", 256, 16), ("x86-64-v3", 256, 16), ("znver3", 256, 16), ("x86-64-v4", 512, 32)],
+)
+def test_vectors_are_those_of_the_processor(processor, bits, registers):
+    """TVM says 512 bits of each of them; totals of a tile that is too large for 16 registers spill in each step."""
+    machine = host.machine_of(tvm.target.Target({"kind": "llvm", "mcpu": processor, "num-cores": 1}))
+    assert (machine.vector_bits, machine.vector_registers) == (bits, registers)

@@ -127,9 +127,16 @@ def best_processor(processors: Sequence[str]) -> int:
     return max((number for number in known if not missing_instructions(processors[number])), key=worth, default=0)
 
 
+_VECTORS = {"avx512f": 512, "avx": 256, "sse2": 128}
+"""Bits of an x86 processor's vectors, by the widest of LLVM's features that it has."""
+
+
 def machine_of(target: tvm.target.Target) -> Machine:
     """The vectors and cores of a target (``mcpu``, ``mattr`` and ``num-cores``)."""
-    bits = max(64, int(codegen.llvm_get_vector_width(target)))
+    # TVM 0.27 says 512 bits of every x86 processor.
+    features = features_of(target)
+    known = (bits for name, bits in _VECTORS.items() if name in features)
+    bits = next(known, max(64, int(codegen.llvm_get_vector_width(target))))
     many = bits >= 512 or (target.attrs.get("mtriple") or "").startswith(("aarch64", "arm64"))
     cores = int(target.attrs.get("num-cores") or 0) or usable_cores()
     return Machine(bits, 32 if many else 16, cores)
