@@ -235,6 +235,19 @@ def test_numbers_that_differ_from_step_to_step_are_constants_by_step() -> None:
     assert_same_function(program, result)
 
 
+def test_zeros_of_both_signs_are_two_numbers() -> None:
+    values = (0.0, -0.0, 1.0, -0.0, 0.0, 2.0)
+    b = Builder()
+    h, w = b.relu(b.input(4, 4)), b.constant(weights(4, 4))
+    for value in values:
+        # Written out: what operators make of zeros TVM folds.
+        h = b.map(lambda v, value=value: tirx.Add(v, tirx.FloatImm("float32", value)), b.tanh(b.matmul(h, w)))
+    result, _ = roll(b.program(b.relu(h)))
+    (numbers,) = the_loop(result).indexed
+    found = [numbers.at(result.constants[numbers.source], step)[0] for step in range(len(values))]
+    assert [str(float(value)) for value in found] == [str(value) for value in values]
+
+
 def test_numbers_that_are_the_same_in_every_step_stay_text() -> None:
     """Also where others than the steps differ from them; and what is no step has its numbers back."""
     program = padded(5, lambda t: 2.0, twice=True)

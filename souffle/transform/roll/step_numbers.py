@@ -37,6 +37,7 @@ _ANY = {dtype: Tensor("number", (1,), dtype) for dtype in _TYPES}
 
 Literal = Any
 """An ``IntImm`` or a ``FloatImm``."""
+_Text = tuple[str, str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,19 +97,19 @@ def with_step_numbers(program: TEProgram, fewest: int) -> StepNumbers:
         So many items have to be equal.
     """
     names = NameSupply(named.name for named in (*program.tensors(), *program.tes))
-    constants: dict[tuple[str, Any], Tensor] = {}
+    constants: dict[_Text, Tensor] = {}
     literals: dict[Tensor, Literal] = {}
 
     def constant(literal: Literal) -> Tensor:
-        key = dtype_of(literal), literal.value
-        if key not in constants:
-            constants[key] = Tensor(names.fresh("number"), (1,), key[0])
-            literals[constants[key]] = literal
-        return constants[key]
+        text = _text(literal)
+        if text not in constants:
+            constants[text] = Tensor(names.fresh("number"), (1,), dtype_of(literal))
+            literals[constants[text]] = literal
+        return constants[text]
 
     before: dict[Item, Item] = {}
     for group in _differing(program.tes, fewest):
-        texts = [[(dtype_of(one), one.value) for one in _numbers(item)] for item in group]
+        texts = [[_text(one) for one in _numbers(item)] for item in group]
         wanted = {place for place, column in enumerate(zip(*texts, strict=True)) if len(set(column)) > 1}
 
         def element(place: int, one: Literal, wanted: Container[int] = wanted) -> Tensor | None:
@@ -126,6 +127,11 @@ def with_step_numbers(program: TEProgram, fewest: int) -> StepNumbers:
 def signature_of_step(item: TE | FusedTE) -> Signature:
     """Equal for items that differ in the tensors, the offsets and the numbers that they read only."""
     return signature(_lifted(item, lambda _, literal: _ANY[dtype_of(literal)]) if _numbers(item) else item)
+
+
+def _text(literal: Literal) -> _Text:
+    """A number's type and value, where zeros of both signs are two, and all NaN are one."""
+    return dtype_of(literal), repr(literal.value)
 
 
 def _differing(items: Sequence[Item], fewest: int) -> Iterator[list[TE | FusedTE]]:
