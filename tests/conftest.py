@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,3 +123,12 @@ def both_modes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Played drivers that run work when it is queued, and ones that run it as late as they can; whether the latter."""
     monkeypatch.setitem(RehearsalDriver.__init__.__kwdefaults__, "deferred", request.param)
     return request.param
+
+
+@pytest.fixture
+def threads_that_take_turns() -> Iterator[None]:
+    """Threads give way to others as often as Python lets them."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import onnx
 import pytest
@@ -17,31 +16,7 @@ from souffle import transform
 from souffle.alone import one_at_a_time
 from souffle.index import isl
 from souffle.pipeline import compile_cuda, compile_host, independent_stages_of, stages_of
-
-
-@pytest.fixture
-def threads_that_take_turns() -> Iterator[None]:
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(interval)
-
-
-def _together(work: list[Callable[[], None]]) -> list[BaseException]:
-    errors: list[BaseException] = []
-
-    def run(one: Callable[[], None]) -> None:
-        try:
-            one()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(one,)) for one in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return errors
+from tests.testlib import in_threads
 
 
 @pytest.mark.usefixtures("threads_that_take_turns")
@@ -65,7 +40,7 @@ def test_a_limit_that_one_thread_meets_is_no_error_of_another() -> None:
     def again(once: Callable[[], None], times: int) -> Callable[[], None]:
         return lambda: [once() for _ in range(times)]
 
-    assert not _together([again(long, 8), again(short, 2000), again(short, 2000)])
+    assert not in_threads([again(long, 8), again(short, 2000), again(short, 2000)])
     assert given_up == [True] * 8
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -373,6 +374,24 @@ def calls_made(work: Callable[[], object], within: str = "") -> int:
     finally:
         sys.setprofile(before)
     return calls
+
+
+def in_threads(work: Sequence[Callable[[], object]]) -> list[BaseException]:
+    """Do some work at the same time, a thread for each; what went wrong."""
+    errors: list[BaseException] = []
+
+    def run(one: Callable[[], object]) -> None:
+        try:
+            one()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(one,)) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
 
 
 def run_on_cpu_device(plan, inputs: dict[str, np.ndarray], **options) -> dict[str, np.ndarray]:

@@ -8,12 +8,12 @@ one TE all the same: a thread computes an element of every part and keeps what p
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from souffle.program.te import TE, Computed, InTiles, Origin, ProgramError, Tensor
 
-__all__ = ["FusedTE", "fuse", "parts_of"]
+__all__ = ["FusedTE", "fuse", "parts_of", "with_parts"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +135,15 @@ def fuse(parts: Sequence[TE], needed: Iterable[Tensor]) -> FusedTE:
 def parts_of(item: object) -> tuple:
     """The parts of a fused TE; anything else alone."""
     return item.parts if isinstance(item, FusedTE) else (item,)
+
+
+def with_parts(item: TE | FusedTE, parts: Sequence[TE]) -> TE | FusedTE:
+    """`item` of other parts, as many, that define the same tensors."""
+    if not isinstance(item, FusedTE):
+        return parts[0]
+    inside = {t for part in parts for t in part.outputs}
+    inputs = tuple(dict.fromkeys(t for part in parts for t in part.inputs if t not in inside))
+    return replace(item, parts=tuple(parts), inputs=inputs)
 
 
 def _ends(parts: Sequence[TE], needed: Iterable[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import sys
-import threading
 import time
-from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from souffle.program.shared import OncePer
+from tests.testlib import in_threads
 
 
 def test_the_least_recently_used_are_forgotten() -> None:
@@ -46,19 +45,10 @@ def test_another_thread_makes_room_while_a_result_is_looked_up(look: int) -> Non
     assert once(key, lambda: "its own") == "its own"
 
 
-@pytest.fixture
-def threads_that_take_turns() -> Iterator[None]:
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
-
-
 @pytest.mark.usefixtures("threads_that_take_turns")
 def test_threads_share_one() -> None:
     """Four of them, wherever keys are compared: without a lock the order of the table is lost, and Python crashes."""
     once: OncePer[int] = OncePer(limit=4)
-    wrong: list[object] = []
 
     class Key:
         def __init__(self, number: int) -> None:
@@ -73,21 +63,11 @@ def test_threads_share_one() -> None:
 
     def work(seed: int) -> None:
         draw = random.Random(seed)
-        try:
-            for _ in range(600):
-                number = draw.randrange(8)
-                found = once(Key(number), lambda number=number: number**2)
-                if found != number**2:
-                    wrong.append((number, found))
-        except Exception as error:
-            wrong.append(error)
+        for _ in range(600):
+            number = draw.randrange(8)
+            assert once(Key(number), lambda number=number: number**2) == number**2
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    assert not in_threads([partial(work, seed) for seed in range(4)])
     kept: list[int] = []
     for number in range(8):
         once(Key(number), lambda number=number: kept.append(number) or 0)

@@ -7,8 +7,8 @@
 Legal where the pieces have equal expressions, and each operand of a piece is, in every step, one of these: the same
 tensor; one tensor at offsets that are affine in the step; constants, which are stacked; what the same piece defines; or
 what the piece a fixed number of steps before defines. Numbers in which they differ are such constants
-(``step_numbers.py``). The pieces run in the order that they had, so every value is the
-same, to the bit. What later TEs read of a step other than the last is kept for every step.
+(``step_numbers.py``). The pieces run in the order that they had, so every value is the same, to the bit. What later TEs
+read of a step other than the last is kept for every step.
 
 A TE behind a loop that only moves data goes into its readers, as in the vertical transformation: what was a choice
 among the tensors of many steps is one read of the tensor that has them all, and short enough for that. So the pieces

@@ -22,6 +22,7 @@ from souffle.program import (
     TEProgram,
     make_te,
     parts_of,
+    with_parts,
 )
 from souffle.program.loop import ALIGNMENT
 from souffle.program.names import NameSupply
@@ -103,7 +104,7 @@ class _Builder:
         if not strides:
             return _with_inputs(item, [table[t] for t in item.inputs])
         parts = [self.part_with_parameters(part, table, strides) for part in parts_of(item)]
-        return _of_parts(item, parts) if isinstance(item, FusedTE) else parts[0]
+        return with_parts(item, parts)
 
     def part_with_parameters(
         self, part: TE, table: Mapping[Tensor, Tensor], strides: Mapping[Tensor, Iterator[int]]
@@ -232,17 +233,10 @@ def _bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _of_parts(item: FusedTE, parts: Sequence[TE]) -> FusedTE:
-    """`item` with other parts that define the same tensors."""
-    inside = {t for part in parts for t in part.outputs}
-    inputs = tuple(dict.fromkeys(t for part in parts for t in part.inputs if t not in inside))
-    return replace(item, parts=tuple(parts), inputs=inputs)
-
-
 def _through(item: TE | FusedTE, moved: dict[Tensor, tuple[Tensor, int]]) -> TE | FusedTE:
     """`item` reading one step of a larger tensor in the place of each tensor of `moved`."""
     if isinstance(item, FusedTE):
-        return _of_parts(item, [_through(p, moved) if any(t in moved for t in p.inputs) else p for p in item.parts])
+        return with_parts(item, [_through(p, moved) if any(t in moved for t in p.inputs) else p for p in item.parts])
     handles = Handles()
     bodies = handles.opened(item)
     table = {id(handles.of(t)): (handles.of(moved[t][0]), moved[t][1]) for t in item.inputs if t in moved}

@@ -8,14 +8,14 @@ has of other constants. A number that no loop has one by step of is put back.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tvm import tirx
 from tvm.ir import Call
 
-from souffle.program import TE, FusedTE, Item, Loop, Tensor, TEProgram, make_te, parts_of
+from souffle.program import TE, FusedTE, Item, Loop, Tensor, TEProgram, make_te, parts_of, with_parts
 from souffle.program.names import NameSupply
 from souffle.transform.handles import Handles, read
 from souffle.transform.roll.repetition import Signature, signature
@@ -70,7 +70,7 @@ class StepNumbers:
             return item.with_body(tuple(self._with_numbers(one) for one in item.body))
         if not isinstance(item, TE | FusedTE) or self.literals.keys().isdisjoint(item.inputs):
             return item
-        return _of_parts(item, [self._part(part) for part in parts_of(item)])
+        return with_parts(item, [self._part(part) for part in parts_of(item)])
 
     def _part(self, part: TE) -> TE:
         if self.literals.keys().isdisjoint(part.inputs):
@@ -177,7 +177,7 @@ def _lifted(item: TE | FusedTE, constant: Callable[[int, Literal], Tensor | None
             return None if tensor is None else read(handles.of(tensor), [tirx.IntImm("int32", 0)])
 
         parts.append(_made(part, [_map_numbers(body, element) for body in handles.opened(part)], handles))
-    return _of_parts(item, parts)
+    return with_parts(item, parts)
 
 
 def _map_numbers(expression: PrimExpr, rewrite: Callable[[Literal], PrimExpr | None]) -> PrimExpr:
@@ -207,12 +207,3 @@ def _is_number(node: Any) -> bool:
 def _made(part: TE, bodies: Iterable[PrimExpr], handles: Handles) -> TE:
     made = make_te(part.name, part.axes, list(bodies), handles.pairs(), part.origin, part.outputs)
     return made.placed(part.placement)
-
-
-def _of_parts(item: TE | FusedTE, parts: Sequence[TE]) -> TE | FusedTE:
-    """`item` of other parts that define the same tensors."""
-    if not isinstance(item, FusedTE):
-        return parts[0]
-    inside = {t for part in parts for t in part.outputs}
-    inputs = tuple(dict.fromkeys(t for part in parts for t in part.inputs if t not in inside))
-    return replace(item, parts=tuple(parts), inputs=inputs)
