@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -364,3 +365,37 @@ def test_a_power_of_vectors_is_that_of_their_elements(exponent: int, agrees: boo
         return te.compute((SIZE,), lambda i: tirx.pow(x[i], tirx.const(2.0, "float32")))
 
     assert isinstance(by_hand(squared, body), Agreement if agrees else Mismatch)
+
+
+def test_a_division_by_zero_in_a_branch_that_data_decides_is_found() -> None:
+    """By a point at which the branch is taken in the one tile of which the divisor is zero."""
+    tiles = 7
+
+    def chosen(x: te.Tensor, place: Callable[[object], object] = lambda i: i) -> te.Tensor:
+        def element(i: object) -> object:
+            # What is chosen for other data is not evaluated.
+            return tirx.if_then_else(x[0] != 0.0, x[i] * x[i], x[place(i)] + 1.0)
+
+        return te.compute((tiles * THREADS,), element)
+
+    def body(memory: Memory, place: object) -> tirx.Stmt:
+        x, i = memory.tensors[0], at(memory)
+        return tirx.BufferStore(memory.tensors[1], tirx.if_then_else(x[0] != 0.0, x[i] * x[i], x[place] + 1.0), [i])
+
+    def compared(place: Callable[[Memory], object], of: Callable[..., te.Tensor] = chosen):
+        func = stage("hand", [tiles * THREADS] * 2, lambda memory: body(memory, place(memory)))
+        return values_agree(definition(of, tiles * THREADS), [(func, tiles, THREADS)])
+
+    def quotient(memory: Memory, divisor: object) -> object:
+        return tirx.truncdiv(at(memory) * divisor, divisor)
+
+    assert isinstance(compared(lambda memory: quotient(memory, memory.tile + 1)), Agreement)
+    assert isinstance(compared(lambda memory: quotient(memory, memory.tile - tiles)), Agreement)
+    for wrong in range(tiles):
+        found = compared(lambda memory, wrong=wrong: quotient(memory, memory.tile - wrong))
+        assert isinstance(found, Mismatch)
+        assert (found.tensor, found.tile, found.reason) == ("arithmetic", wrong, "it divides by zero")
+    defined = partial(chosen, place=lambda i: tirx.truncmod(i, tirx.truncdiv(i, tirx.const(THREADS)) - 3))
+    same = compared(lambda memory: tirx.truncmod(at(memory), memory.tile - 3), defined)
+    assert isinstance(same, Undecided)
+    assert "divides by zero" in str(same)

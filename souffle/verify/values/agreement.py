@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from tvm import s_tir, tirx
@@ -20,10 +20,10 @@ from souffle.verify.stage_functions import text_of
 from souffle.verify.values.coverage import mark_written
 from souffle.verify.values.exponentials import paired_numbers_at
 from souffle.verify.values.function import FunctionRun
-from souffle.verify.values.infinities import leaves_numbers
+from souffle.verify.values.infinities import DIVISIONS, divides_by_places, leaves_numbers
 from souffle.verify.values.inputs import blank, elements_of, integer_ranges, random_tensors
 from souffle.verify.values.intrinsics import intrinsic
-from souffle.verify.values.memory import Fault, Lanes
+from souffle.verify.values.memory import Lanes
 from souffle.verify.values.points import (
     CUT,
     FURTHER,
@@ -38,7 +38,7 @@ from souffle.verify.values.points import (
 )
 from souffle.verify.values.reference import DefinitionRun
 from souffle.verify.values.results import Agreement, FunctionComparison, Mismatch
-from souffle.verify.values.scalars import is_float
+from souffle.verify.values.scalars import Fault, ZeroDivisor, is_float
 from souffle.verify.values.sightings import Sighting, TextSightings
 from souffle.verify.vocabulary import function_name
 
@@ -134,11 +134,18 @@ def _compared(
     terms = _compares_terms(reference)
     found: list[Agreement] = []
     doubt: Undecided | None = None
+    unsafe = _beyond_types(functions)
     cut = len(reference.params) if numbers_of is paired_numbers_at else 0
     tried = work = 0
     with np.errstate(all="ignore"):
-        while tried < (_wanted(tried, work, sightings, terms, doubt, cut) if points is None else points):
-            own = tiles if tiles is not None or not tried else _FEWER_TILES
+        while True:
+            if tried >= (_wanted(tried, work, sightings, terms, doubt, cut) if points is None else points):
+                if points is not None or doubt is not None or unsafe is None:
+                    break
+                # Where data decide whether a number leaves its type, some of them may show that it matters.
+                doubt = unsafe
+                continue
+            own = tiles if tiles is not None or not tried or doubt is not None else _FEWER_TILES
             kind = _kind(tried, doubt, cut)
             check = _Check(reference, functions, seed, tried, kind, literals, sightings, own, numbers_of)
             here = check.result()
@@ -151,7 +158,7 @@ def _compared(
                 return here, tried
             work += check.all_work if tried else 0
             tried += 1
-    beyond = doubt or _beyond_types(functions) or _beyond_numbers(reference, functions)
+    beyond = doubt or unsafe or _beyond_numbers(reference, functions)
     if beyond is not None:
         return beyond, tried
     together = tuple(
@@ -166,6 +173,13 @@ def _has_exponentials(reference: tirx.PrimFunc) -> bool:
     found: list[str] = []
     structural_walk(reference.body, (Call, lambda call: found.append(operator_name(call))))
     return any(function_name(name) == "exp" for name in found)
+
+
+def _divides_by_places(reference: tirx.PrimFunc) -> bool:
+    """Whether a definition has quotients by what is calculated of places, which may be zero in it, too."""
+    found: list[Any] = []
+    structural_walk(reference.body, (DIVISIONS, lambda node: found.append(node) if divides_by_places(node) else None))
+    return bool(found)
 
 
 def _beyond_types(functions: Sequence[StageFunction]) -> Undecided | None:
@@ -371,9 +385,12 @@ class _Check:
         try:
             run.run()
         except Fault as fault:
+            divides = isinstance(fault, ZeroDivisor)
+            if divides and _divides_by_places(self.reference):
+                raise Undecided(f"{fault.reason}, as its definition may") from None
             tile, thread = lanes.named(fault.lane)
             text = text_of(run.statements[run.current]) if run.statements else ""
-            return Mismatch(number, tile, thread, "memory", (), text, fault.reason)
+            return Mismatch(number, tile, thread, "arithmetic" if divides else "memory", (), text, fault.reason)
         self.work += run.work
         self.all_work += run.work
         elements = []

@@ -4,6 +4,8 @@ A field has an inverse of everything but zero, and no infinity that swallows wha
 in a text may cancel in the field: of ``sum((x - m0) * (x - m))`` with the mean ``m`` any ``m0`` gives the same sum,
 also one that was divided by zero. It is looked for in what is written: a text may have it only where its definition
 does.
+
+Of whole numbers, quotients by what is calculated of places, not of data, are looked at where a text is run.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ from typing import Any
 from tvm import tirx
 
 from souffle.tvm_calls import structural_walk
+from souffle.tvm_compat import dtype_of
 
-__all__ = ["leaves_numbers"]
+__all__ = ["DIVISIONS", "divides_by_places", "leaves_numbers"]
 
+DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)
 
 
@@ -43,6 +47,17 @@ def leaves_numbers(root: Any) -> str | None:
 
     structural_walk(root, (_ARITHMETIC, see))
     return found[0] if found else None
+
+
+def divides_by_places(node: Any) -> bool:
+    """Whether an operation is a quotient or a rest of whole numbers whose divisor is not a literal other than zero."""
+    return isinstance(node, DIVISIONS) and "float" not in dtype_of(node) and not _known(node.b)
+
+
+def _known(node: Any) -> bool:
+    while isinstance(node, (tirx.Cast, tirx.Broadcast)):
+        node = node.value
+    return isinstance(node, tirx.IntImm) and int(node.value) != 0
 
 
 def _literal(node: Any) -> float | None:

@@ -15,31 +15,15 @@ import numpy as np
 
 from souffle.verify.expressions import Undecided
 from souffle.verify.values.field import Number
-from souffle.verify.values.scalars import Mask
+from souffle.verify.values.scalars import Fault, Mask
 
-__all__ = ["ElementMemory", "Fault", "Lanes", "PerBlock", "PerThread", "PerWarp", "TensorMemory", "Write"]
+__all__ = ["ElementMemory", "Lanes", "PerBlock", "PerThread", "PerWarp", "TensorMemory", "Write"]
 
 Noise = Callable[[int], np.ndarray]
 """What a memory of so many numbers holds before it is written."""
 
 _CONTINUED = -1
 _WARP = 32
-
-
-class Fault(Exception):
-    """A lane goes where it must not.
-
-    Attributes
-    ----------
-    reason : str
-    lane : int
-        The first.
-    """
-
-    def __init__(self, reason: str, lane: int) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.lane = lane
 
 
 @dataclass(frozen=True)

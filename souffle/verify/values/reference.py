@@ -15,10 +15,9 @@ from souffle.verify.expressions import Undecided
 from souffle.verify.values.field import Number
 from souffle.verify.values.inputs import Values, elements_of
 from souffle.verify.values.integers import in_type
-from souffle.verify.values.memory import Fault
 from souffle.verify.values.points import Numbers
 from souffle.verify.values.products import Factors, factors_of
-from souffle.verify.values.scalars import Evaluator, Frame, Mask, Scalars, is_float
+from souffle.verify.values.scalars import Evaluator, Fault, Frame, Mask, Scalars, is_float
 from souffle.verify.values.sightings import TextSightings
 
 __all__ = ["DefinitionRun"]

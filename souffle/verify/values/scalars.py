@@ -22,17 +22,41 @@ from souffle.tvm_compat import const_int, dtype_of
 from souffle.verify.expressions import Undecided
 from souffle.verify.indices import operator_name
 from souffle.verify.values.field import Number
+from souffle.verify.values.infinities import divides_by_places
 from souffle.verify.values.integers import INTEGER_OPERATORS, as_integers, in_type, loses_nothing, wrapped
 from souffle.verify.values.points import Numbers
 from souffle.verify.values.positions import decided
 from souffle.verify.values.sightings import Sighting, TextSightings
 from souffle.verify.vocabulary import OF_INTEGERS, function_name
 
-__all__ = ["Evaluator", "Frame", "Mask", "Scalars", "both", "is_float", "is_steady", "none_of"]
+__all__ = [
+    *("Evaluator", "Fault", "Frame", "Mask", "Scalars", "ZeroDivisor"),
+    *("both", "is_float", "is_steady", "none_of"),
+]
 
 Mask = np.ndarray | None
 Frame = list
 Evaluator = Callable[[Frame, Mask], Number]
+
+
+class Fault(Exception):
+    """A lane goes where it must not, or divides by zero.
+
+    Attributes
+    ----------
+    reason : str
+    lane : int
+        The first.
+    """
+
+    def __init__(self, reason: str, lane: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.lane = lane
+
+
+class ZeroDivisor(Fault):
+    """A lane divides a whole number by zero."""
 
 
 def is_float(dtype: str) -> bool:
@@ -196,7 +220,10 @@ class Scalars:
                 raise Undecided(f"{kind.__name__} of {dtype_of(node)}")
             exact = table is INTEGER_OPERATORS
             operate = in_type(dtype_of(node), table[kind]) if exact else getattr(self.numbers, table[kind])
-            return self._binary(operate, self.of(node.a), self.of(node.b))
+            a, b = self.of(node.a), self.of(node.b)
+            if exact and divides_by_places(node) and not self.is_drawn(node.b):
+                return self._quotient(operate, a, b)
+            return self._binary(operate, a, b)
         if kind in (tirx.And, tirx.Or):
             return self._connective(kind, self.of(node.a), self.of(node.b))
         if kind is tirx.Not:
@@ -242,6 +269,19 @@ class Scalars:
             return found[0]
 
         return _steady(once)
+
+    def _quotient(self, operate: Callable, a: Evaluator, b: Evaluator) -> Evaluator:
+        """A quotient or a rest of places, which depends on the mask: nothing is divided by zero where it is wanted."""
+        quotient = self._binary(operate, a, b)
+
+        def evaluate(f: Frame, m: Mask) -> Number:
+            zero = np.asarray(b(f, m) == 0)
+            if np.any(zero if m is None else zero & m):
+                lanes = np.argwhere(zero if m is None else zero & m)[0]
+                raise ZeroDivisor("it divides by zero", int(lanes[-1]) if len(lanes) else 0)
+            return quotient(f, m)
+
+        return evaluate
 
     def _multiply_add(self, a: Evaluator, b: Evaluator, c: Evaluator) -> Evaluator:
         numbers = self.numbers
