@@ -13,8 +13,9 @@ import pytest
 
 from benchmarks.rehearsal_driver import RehearsalDriver
 from souffle.codegen.plan import Plan
-from souffle.emulator import CheckError
+from souffle.emulator import BarrierError, CheckError, module
 from souffle.errors import DeviceError, KernelTimeoutError
+from souffle.kernel.grid_barrier import COUNTER_FUNCTION
 from souffle.runtime import Network
 from tests.runtime.plans import cooperative_plan, machine_code
 from tests.runtime.played import on_device
@@ -126,6 +127,18 @@ def test_what_waits_in_vain_ends_and_the_next_run_is_right(name: str, options: d
             error = error.__cause__
         _says(error, name, network.plan)
         _same(network(good), expected)
+
+
+def test_a_limit_is_come_to_however_busy_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit counts the text's own time: where none is set, no patience with threads that only poll is a deadlock."""
+    monkeypatch.setattr(module, "_SPIN_SECONDS", 0.0)
+    with pytest.raises(KernelTimeoutError):
+        Network(mutant("a block leaves"), device="cpu", blocks=_BLOCKS)(inputs()[1])
+    call = f"{COUNTER_FUNCTION}(grid_state, num_blocks);"
+    leaves = f"if ({_BAD} && blockIdx.x == 2) return;\n    {call}"
+    plan = _edited(whole(None), lambda text: text.replace(call, leaves))
+    with pytest.raises(BarrierError, match="polled that nothing writes"):
+        Network(plan, device="cpu", blocks=_BLOCKS)(inputs()[1])
 
 
 def test_the_error_travels() -> None:

@@ -239,6 +239,7 @@ struct Launch {
   ReaderSets readers;
   uint64_t counted_syncs;  // rounds of barriers that count in memory
   uint64_t timer;          // nanoseconds, as the text sees them
+  int timed;               // whether it has looked at them
   uint64_t* idle;          // of each worker: `events` + 1 where its blocks have only polled since, kGone, or 0
 };
 
@@ -772,7 +773,9 @@ void souffle_relax(SouffleThread* t) {
 
 // Nanoseconds that do not go back; see pass_time.
 unsigned long long souffle_globaltimer(SouffleThread* t) {
-  return __atomic_add_fetch(&((Fiber*)t)->block->launch->timer, 1, __ATOMIC_RELAXED);
+  Launch* launch = ((Fiber*)t)->block->launch;
+  launch->timed = 1;
+  return __atomic_add_fetch(&launch->timer, 1, __ATOMIC_RELAXED);
 }
 
 void souffle_event(SouffleThread* t) {
@@ -1191,11 +1194,15 @@ Outcome run_block(Worker* w, Block* b) {
   }
 }
 
+// On a machine that is busy with something else a few turns may take long. In so many turns a wait that has a limit of
+// its own has looked at the clock (souffle/kernel/watchdog.py); it is given an hour of the text's nanoseconds then.
+const uint64_t kTurns = 1024, kLongestLimit = 3600ull * 1000000000;
+
 // Polling with nothing else happening anywhere is a deadlock once it has lasted long enough.
 struct Patience {
   uint64_t events;
   double since;
-  uint64_t passed;
+  uint64_t passed, turns;
 };
 
 void set_idle(Worker* w, uint64_t value) { __atomic_store_n(&w->launch->idle[w->id], value, __ATOMIC_RELEASE); }
@@ -1221,11 +1228,12 @@ bool lost_patience(Worker* w, Patience& p, uint64_t own_events) {
   if (all != p.events || p.since == 0) {
     p.events = all;
     p.since = t;
-    p.passed = 0;
+    p.passed = p.turns = 0;
     set_idle(w, 0);
     return false;
   }
   pass_time(w, p);
+  if (++p.turns < kTurns || (launch->timed && p.passed < kLongestLimit)) return false;
   return t - p.since > launch->spec->spin_seconds;
 }
 
@@ -1252,7 +1260,7 @@ void run_plain(Worker* w) {
   Launch* launch = w->launch;
   Block b;
   init_block(launch, &b);
-  Patience patience{0, 0, 0};
+  Patience patience{};
   while (!has_failed(launch)) {
     unsigned n = __atomic_fetch_add(&launch->next_block, 1u, __ATOMIC_RELAXED);
     if (n >= launch->blocks) break;
@@ -1324,7 +1332,7 @@ void run_cooperative(Worker* w) {
   unsigned* order = (unsigned*)malloc((mine + 1) * sizeof(unsigned));
   for (unsigned i = 0; i < mine; ++i) order[i] = begin + i;
   uint64_t random = launch->spec->seed ^ 0xA0761D6478BD642Full;
-  Patience patience{0, 0, 0};
+  Patience patience{};
   unsigned done = 0, at_grid = 0;
   for (;;) {
     if (launch->spec->shuffled) shuffle(order, mine, random);
