@@ -24,7 +24,7 @@ from math import prod
 from tvm import te, tirx
 from tvm.ir import Range
 
-from souffle.cost.kernel import MEDIAN_ERROR
+from souffle.cost.kernel import RELATIVE_ERROR
 from souffle.cost.predict import Terms
 from souffle.decision import Decision, Refused
 from souffle.placement.stage_trial import StageTrials, reduction_of, seconds_of
@@ -349,7 +349,7 @@ def split_by_cost(whole: TE | FusedTE, trials: StageTrials) -> Split | Refused:
     alone = sum(map(seconds_of, terms))
     now = f"{answer.tiles} tile{'s' * (answer.tiles != 1)} take {alone * 1e6:.1f} µs"
     at_best = 2 * device.shared_sync_seconds + sum(map(_evenly, terms))
-    if at_best * MEDIAN_ERROR >= alone:
+    if at_best * RELATIVE_ERROR >= alone:
         return Refused(f"{now}; spread evenly, and with a grid sync more, its work takes {at_best * 1e6:.1f} µs")
     # Of larger tiles there are fewer, and a part may have these.
     most = max(_MOST_WAVES * device.sm_count // answer.tiles, _LEAST_TRIED)
@@ -358,8 +358,8 @@ def split_by_cost(whole: TE | FusedTE, trials: StageTrials) -> Split | Refused:
         return Refused(f"{now}; {fastest.reason}")
     parts, seconds = fastest
     figures = f"{now}, {parts} parts and their combination {seconds * 1e6:.1f} µs with a grid sync more"
-    if seconds * MEDIAN_ERROR >= alone:
-        return Refused(f"{figures}, which is not less by the factor {MEDIAN_ERROR} that the model may err")
+    if seconds * RELATIVE_ERROR >= alone:
+        return Refused(f"{figures}, which is not less by the factor {RELATIVE_ERROR} that the model may err")
     return Split(parts, figures, seconds)
 
 

@@ -100,6 +100,7 @@ VIEWS = {
     "gpu-second-run": View(gpu.second_run, ("latency-fp32", "latency-V2")),
     "gpu-second-run-crossed": View(gpu.second_run_crossed, ("latency-mixed", "latency-V2", "predicted-mixed")),
     "gpu-tilings": View(gpu.tilings, ("latency-mixed",)),
+    "gpu-tiling-choice": View(gpu.tiling_choice, ()),
     "gpu-third-run": View(gpu.third_run, _LATENCY),
     # stages side by side
     "side-by-side": View(hfuse.side_by_side, _PREDICTED),

@@ -8,7 +8,7 @@ from benchmarks.results_page.files import Record, Source
 from benchmarks.results_page.tables import Table, decimal, table
 from benchmarks.results_page.views.typed import notes
 
-__all__ = ["first_run", "first_run_after", "second_run", "second_run_crossed", "third_run", "tilings"]
+__all__ = ["first_run", "first_run_after", "second_run", "second_run_crossed", "third_run", "tiling_choice", "tilings"]
 
 _NAMES = {
     "bert": "BERT", "efficientnet": "EfficientNet", "swin": "Swin", "resnext": "ResNeXt", "lstm": "LSTM", "mmoe": "MMoE"
@@ -134,6 +134,17 @@ def third_run(source: Source) -> Table:
     return table(
         " | V3 before | V3 with loads ahead | V4 before | V4 with loads ahead | V4 as it was measured last", rows
     )
+
+
+def tiling_choice(source: Source) -> Table:
+    """What a GPU took for the tilings that the estimate chooses with a factor, and for the best: µs in the L2 cache."""
+    best = source.content.record("best")
+    rows = [
+        [decimal(one.number("factor"), 2), *(decimal(one.record("us").number(name), 1) for name in best)]
+        for one in source.results
+    ]
+    rows.append(["the best of all", *(decimal(best.number(name), 1) for name in best)])
+    return table(f"factor | {' | '.join(name.replace('x', ' x ') for name in best)}", rows)
 
 
 def tilings(source: Source, told: Source) -> Table:
