@@ -54,15 +54,21 @@ class _Pass:
         What it has come to.
     most_tiles : int or None
         More no stage may have that keeps its constants.
+    together : bool
+        Whether each stage keeps its constants that can, whatever the network takes until all do.
     decisions : list of Decision
     lacks_room : bool
         Whether something is not kept that other tiles of what is kept might leave room for.
+    left : bool
+        Whether something is not kept that could be.
     """
 
     trial: Trial
     most_tiles: int | None = None
+    together: bool = False
     decisions: list[Decision] = field(default_factory=list)
     lacks_room: bool = False
+    left: bool = False
 
 
 class StationaryWeights:
@@ -93,11 +99,19 @@ class StationaryWeights:
 
     def best(self, trial: Trial) -> Trial:
         """The network with as many stages that keep their constants as make it faster."""
-        found = self._greedily(_Pass(trial))
-        if found.lacks_room:
+        passes = [self._greedily(_Pass(trial))]
+        if passes[0].lacks_room:
             # Tiles that are fast for one stage may leave no room for the next: of one for each multiprocessor all may.
-            few = self._greedily(_Pass(trial, trial.request.device.sm_count))
-            found = few if few.trial.seconds < found.trial.seconds else found
+            passes.append(self._greedily(_Pass(trial, trial.request.device.sm_count)))
+        found = min(passes, key=lambda one: one.trial.seconds)
+        if found.left:
+            # What is lost where one stage does it, such as others beside it, may be lost once for all of them.
+            every = self._greedily(_Pass(trial, together=True))
+            if pays(every.trial, found.trial):
+                all_, some = _us(every.trial.seconds), _us(found.trial.seconds)
+                reason = f"the network is predicted to take {all_} so, {some} with those alone that pay one by one"
+                found = every
+                found.decisions.append(Decision("weights", "all stages that can", True, reason))
         best = found.trial
         self.decisions += found.decisions
         for unit in (unit for sub in best.partition.subprograms for unit in sub.stages if isinstance(unit, LoopStage)):
@@ -177,8 +191,9 @@ class StationaryWeights:
         if not tried:
             return None, _why(refused) or "no tiles of it fit"
         best = min(tried, key=lambda one: one.seconds)
-        taken = pays(best, trial)
+        taken = run.together or pays(best, trial)
         run.lacks_room |= not taken
+        run.left |= not taken
         kept = _of_draft(best.request.stages, stage)
         what = f"{kept.kept.nbytes} bytes of constants a block stay in {kept.kept.where}"
         tiles = f"{kept.schedule.tiles} tiles of {kept.schedule.threads} threads"

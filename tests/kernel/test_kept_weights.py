@@ -14,7 +14,7 @@ from tvm import te, tirx
 
 import souffle
 from benchmarks.recurrent import recurrent
-from souffle.choice import stationary
+from souffle.choice import Trial, stationary
 from souffle.cli.compare import compare, onnxruntime_outputs
 from souffle.codegen.assemble import CompiledKernels
 from souffle.mutation.mutants import Mutations
@@ -22,6 +22,7 @@ from souffle.mutation.sandbox import Sandbox
 from souffle.mutation.trial import Trials, described, inputs_of, misses
 from souffle.pipeline import compile_cuda
 from souffle.program import TEProgram
+from souffle.schedule.stage import flat_stages
 from souffle.tvm_compat import collect
 from souffle.verify import PROVEN, REFUTED, certify_plan, without_kept_memory
 from souffle.verify.certify import functions_of
@@ -110,6 +111,25 @@ def test_what_does_not_pay_is_left_and_said(monkeypatch: pytest.MonkeyPatch) -> 
     reasons = [d.reason for d in net.plan.decisions if d.stage == "weights"]
     assert reasons and not taken(net) and "predicted to take" in reasons[0]
     assert "_fill(" not in net.plan.modules[0].text
+
+
+def test_what_pays_for_all_stages_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no stage gains that keeps its constants alone, such as where others are computed beside it."""
+
+    def kept(trial: Trial) -> int:
+        return sum(stage.kept is not None for stage in flat_stages(trial.request.stages))
+
+    asked = []
+
+    def pays(made: Trial, before: Trial) -> bool:
+        asked.append((kept(made), kept(before)))
+        return kept(made) > 1 and not kept(before)
+
+    monkeypatch.setattr(stationary, "pays", pays)
+    net = compiled(CELLS["LSTM of two layers"])
+    assert {(1, 0), (2, 0)} <= {*asked}
+    assert any("one by one" in reason for reason in taken(net)) and net.plan.modules[0].text.count("_fill(") > 2
+    assert net.plan.certificate.verdict == PROVEN, net.plan.certificate
 
 
 def test_it_can_be_left_out_and_is_not_at_lower_levels() -> None:
