@@ -24,7 +24,7 @@ from souffle.choice import (
 from souffle.codegen.stage_meter import StageMeter
 from souffle.cost import KernelForecast
 from souffle.cost.device import device_of_arch
-from souffle.cost.kernel import forecast_on
+from souffle.cost.kernel import Figures, forecast_on
 from souffle.cost.stage_price import price_on
 from souffle.decision import Decision
 from souffle.kernel.dependences import TileDependences
@@ -151,6 +151,7 @@ class _Staging:
         several = (one for log in logs for one in log.arrangements)
         self.arrangements = Arrangements(several, self.device.name)
         self.own: dict[str, Stage] = {}
+        self.figures = Figures()
         self.given = frozenset(item.name for item in program.tes if isinstance(item, Loop))
 
     def best(self) -> Staged:
@@ -237,8 +238,8 @@ class _Staging:
 
     def predicted(self, analysis: Analysis) -> Callable[[Sequence[Unit]], KernelForecast]:
         """What is predicted of stages of a program."""
-        options = self.options
-        return partial(forecast_on, options.arch, analysis.program, graph=options.graph, ahead=self.level.reuse)
+        how = {"graph": self.options.graph, "ahead": self.level.reuse, "figures": self.figures}
+        return partial(forecast_on, self.options.arch, analysis.program, **how)
 
     def prices(self, analysis: Analysis) -> KernelPrices:
         """What kernels of a program take."""

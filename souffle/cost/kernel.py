@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,7 +28,10 @@ from souffle.schedule.lower.shares import ALL_WORKERS
 from souffle.schedule.resources import StageResources
 from souffle.schedule.stage import LoopStage, Stage, Unit, flat_stages
 
-__all__ = ["ASKED_TOGETHER", "MEDIAN_ERROR", "RELATIVE_ERROR", "KernelForecast", "KernelTimes", "forecast_on"]
+__all__ = [
+    *("ASKED_TOGETHER", "MEDIAN_ERROR", "RELATIVE_ERROR"),
+    *("Figures", "KernelForecast", "KernelTimes", "forecast_on"),
+]
 
 MEDIAN_ERROR = 1.21
 """Half of the kernels measured on an A100 were predicted within this factor while ours were tiled like them, as
@@ -44,6 +47,22 @@ where weights are asked for ahead (level V4)."""
 
 _WIDE_STAGES = 4
 """Grids of as many blocks as a stage has tiles are tried for so many stages, those of the most tiles."""
+
+
+@dataclass(eq=False)
+class Figures:
+    """What is worked out about stages on a device, shared by forecasts of several ways to make them of one program.
+
+    Attributes
+    ----------
+    terms, fills, gains : dict
+        Of :meth:`KernelForecast.terms`, of constants that are read ahead, and of stages side by side, each by all that
+        it comes of.
+    """
+
+    terms: dict[object, tuple[Terms, ...]] = field(default_factory=dict)
+    fills: dict[object, tuple[float, float]] = field(default_factory=dict)
+    gains: dict[object, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -106,6 +125,7 @@ class KernelForecast:
         *,
         graph: bool = False,
         ahead: bool = False,
+        figures: Figures | None = None,
     ) -> None:
         self.device = device
         self.product = device.product
@@ -117,10 +137,8 @@ class KernelForecast:
             self.moved_bytes |= _bytes_moved(unit, far, device.l2_bytes, ASKED_TOGETHER if ahead else 0)
         self._resources = {stage: _estimated(stage, device.limits) for stage in self.moved_bytes}
         self._works: dict[DeviceFunction, Work] = {}
-        self._known: dict[object, tuple[Terms, ...]] = {}
         self._code: dict[DeviceFunction, float] = {}
-        self._fills: dict[tuple[object, ...], tuple[float, float]] = {}
-        self._gains: dict[tuple[object, ...], float] = {}
+        self._figures = figures or Figures()
 
     def alone(self, stage: Stage) -> StageResources:
         """What a stage asks for alone: measured, or with registers estimated from its arrays."""
@@ -248,13 +266,15 @@ class KernelForecast:
         waits : bool
             Whether it is a cooperative launch.
         """
+        spills = (self._resources[stage].spill_bytes for stage, _ in members)
         key = tuple((stage.functions, self.moved_bytes[stage], share) for stage, share in members)
-        key = (key, kernel.shared_bytes, kernel.threads, kernel.registers, most, blocks, teams, waits)
-        if key not in self._gains:
+        key = (key, *spills, kernel.shared_bytes, kernel.threads, kernel.registers, most, blocks, teams, waits)
+        known = self._figures.gains
+        if key not in known:
             launch = (kernel, most, blocks, teams, waits)
             apart = sum(self.side_by_side_seconds(((stage, ALL_WORKERS),), *launch) for stage, _ in members)
-            self._gains[key] = apart - self.side_by_side_seconds(members, *launch)
-        return self._gains[key]
+            known[key] = apart - self.side_by_side_seconds(members, *launch)
+        return known[key]
 
     def side_by_side_seconds(
         self, members: Members, kernel: StageResources, most: int, blocks: int, teams: int, waits: bool
@@ -280,16 +300,16 @@ class KernelForecast:
         if stage.kept is None:
             return 0.0
         fill = stage.kept.fill
-        known = (fill, most, kernel.shared_bytes, kernel.threads)
-        if known not in self._fills:
-            cold = sum(stage.inputs[number].nbytes for number in stage.kept.reads)
+        cold = sum(stage.inputs[number].nbytes for number in stage.kept.reads)
+        key, known = (fill, cold, most, kernel.shared_bytes, kernel.threads), self._figures.fills
+        if key not in known:
             work, own = self._work(fill), replace(kernel, spill_bytes=0)
             once, again = (
                 _seconds(predict_work(work, fill.tiles, own, self.device, cold, warm=warm, most=most))
                 for warm in (False, True)
             )
-            self._fills[known] = once, again
-        once, again = self._fills[known]
+            known[key] = once, again
+        once, again = known[key]
         return once if most >= fill.tiles else once + (runs - 1) * again
 
     def _fewer_blocks(self, runs: Sequence[tuple[Stage, int]], fit: int, tiles: int, teams: int) -> list[int]:
@@ -347,18 +367,19 @@ class KernelForecast:
         functions, spills = stage.functions, self._resources[stage].spill_bytes
         code = self._code_of([stage]) if fetched else dict.fromkeys(functions, 0.0)
         cold, every = self.moved_bytes[stage]
-        how = fetched, grid, teams, begun
+        how = *(code[f] for f in functions), grid, teams, begun
         key = (functions, cold, every, blocks, kernel.shared_bytes, kernel.threads, spills, *how)
-        if key not in self._known:
+        known = self._figures.terms
+        if key not in known:
             own = replace(kernel, spill_bytes=spills)
-            self._known[key] = tuple(
+            known[key] = tuple(
                 predict_work(
                     self._work(f), f.tiles, own, self.device, cold or every,
                     warm=not cold, most=blocks, fetched_code=code[f], grid=grid, teams=teams, begun=begun,
                 )
                 for f in functions
             )  # fmt: skip
-        return self._known[key]
+        return known[key]
 
     def bound(self, stage: Stage, kernel: StageResources, most: int | None = None, **launch: int) -> str:
         """What bounds a stage that fits: the deciding term of its longest function."""
@@ -382,6 +403,7 @@ def forecast_on(
     *,
     graph: bool = False,
     ahead: bool = False,
+    figures: Figures | None = None,
 ) -> KernelForecast | None:
     """The cost model of a program's stages on the product that stands for an architecture, if one is described.
 
@@ -395,11 +417,14 @@ def forecast_on(
         Lowered, and with what each asks for.
     graph, ahead : bool
         See :class:`KernelForecast`.
+    figures : Figures, optional
+        Of other forecasts on this architecture, and for them.
     """
     device = device_of_arch(arch)
     if device is None:
         return None
-    return KernelForecast(device, units, {*program.inputs, *program.constants}, graph=graph, ahead=ahead)
+    distant = {*program.inputs, *program.constants}
+    return KernelForecast(device, units, distant, graph=graph, ahead=ahead, figures=figures)
 
 
 def _estimated(stage: Stage, limits: GpuDevice) -> StageResources:
