@@ -58,7 +58,8 @@ that is missing, or an order of sums that cancels does not show. Nothing on over
 times what was never written is 0 here, a calculation with an infinity gives another number, zero has no sign, and no
 number is NaN, so that what a choice gives for one is not looked at.
 Nothing on integers of tensors beyond their type, which are exact. Other integers are shown to stay in theirs
-(:func:`souffle.verify.bounds.calculated`), or nothing is said.
+(:func:`souffle.verify.bounds.calculated`), or, where data decide whether they do, up to 64 points look for data with
+which an element is wrong or a whole number is divided by zero; if none shows it, nothing is said.
 
 Nothing on waiting: all threads go in step, copies arrive at once, and barriers do nothing. That is one of the orders in
 which threads may run; the certificate, which finds barriers that are missing, says that all orders give the same.

@@ -334,7 +334,7 @@ class _Check:
         try:
             for func, count, threads in self.functions:
                 mark_written(func, count, threads, written)
-        except Undecided:
+        except (Undecided, Fault):
             return False
         return True
 

@@ -12,7 +12,7 @@ from tvm.ir import Call, TensorLoad
 from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import same_expression, statements_of, variables
 from souffle.verify.expressions import Undecided
-from souffle.verify.values.scalars import Frame, Scalars
+from souffle.verify.values.scalars import Fault, Frame, Scalars
 
 __all__ = ["LoopNest", "at_once"]
 
@@ -38,7 +38,7 @@ class LoopNest:
         """An index over all turns, if nothing but the loops' variables is in it."""
         try:
             return np.asarray(scalars.of(index)(frame, None))
-        except Undecided:
+        except (Undecided, Fault):
             return None
 
 
