@@ -38,7 +38,7 @@ def product_and_columns() -> TEProgram:
     """A product beside long columns, both with readers behind a barrier of the grid."""
     b = Builder()
     x, y = b.input(4000, 512), b.input(384, 768)
-    w = b.constant(np.random.default_rng(0).integers(-2, 3, (768, 768)).astype(np.float32))
+    w = b.constant(np.random.default_rng(0).integers(-2, 3, (768, 1024)).astype(np.float32))
     product = b.matmul(y, w)
     most = b.add(_most, x, name="most")
     less = b.add(lambda v, m: te.compute(v.shape, lambda i, j: v[i, j] - m[j]), x, most, name="less")
