@@ -210,7 +210,14 @@ def _epochs(order: EpochOrder, pricing: WayPrices) -> tuple[int, ...]:
 
 
 def last_epoch(stage: Stage, epochs: Mapping[Unit, int]) -> int:
-    """The last epoch in which a stage can be: the one before its first reader's."""
+    """The last epoch in which a stage can be: the one before its first reader's.
+
+    What stays in shared memory has its place behind what the stages need that run meanwhile, in the order that there
+    was: one that needs more has to be where it is.
+    """
+    starts = [window.start for unit in epochs if isinstance(unit, Stage) for _, window in unit.windows]
+    if starts and max(function.shared_bytes for function in stage.functions) > min(starts):
+        return epochs[stage]
     made = {*stage.outputs}
     readers = [epoch for unit, epoch in epochs.items() if unit is not stage and made & {*unit.inputs}]
     return min(readers, default=max(epochs.values()) + 1) - 1

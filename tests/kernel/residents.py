@@ -51,6 +51,17 @@ def gated(rows: int = 64, columns: int = 96) -> TEProgram:
     return b.program(b.add(lambda p, q: te.compute(p.shape, lambda i, j: p(i, j) * q(i)), t, gates, name="scaled"))
 
 
+def gated_beside_a_product(rows: int = 128, columns: int = 256) -> TEProgram:
+    """The same behind a product that nobody needs before what comes of the rows."""
+    b = Builder()
+    x, y = b.input(rows, columns), b.input(128, 256)
+    product = b.matmul(y, weight(b, 256, 128))
+    t = b.tanh(x)
+    gates = b.relu(b.reshape(b.matmul(b.reshape(b.reduce(t, 1), 1, rows), weight(b, rows, rows)), rows))
+    scaled = b.add(lambda p, q: te.compute(p.shape, lambda i, j: p(i, j) * q(i)), t, gates, name="scaled")
+    return b.program(scaled, b.matmul(b.reshape(b.reduce(scaled, 1), 1, rows), product))
+
+
 def compiled(program: TEProgram, **options: object) -> CompiledKernels:
     """Compiled without a CUDA compiler, with values proven."""
     given = {"level": "V4", "arch": ARCH, "cubin": False, "verify": "values", **options}

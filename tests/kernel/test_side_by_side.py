@@ -26,6 +26,7 @@ from souffle.schedule.lower.shares import ALL_WORKERS, Share
 from souffle.schedule.stage import flat_stages
 from souffle.verify import PROVEN, REFUTED
 from souffle.verify.saved import verify_plan
+from tests.kernel.residents import gated_beside_a_product
 from tests.testlib import inputs_for
 from tests.thorough import sized, some
 
@@ -52,6 +53,16 @@ def test_each_change_that_matters_is_refuted() -> None:
     assert not misses(found), "\n".join(map(described, misses(found)))
     refuted = [trial for trial in found if trial.verdict == REFUTED]
     assert len(refuted) >= sized(3, 6) and sum(trial.changed for trial in found) >= sized(1, 4)
+
+
+@pytest.mark.parametrize("seed", [8, 9])
+def test_what_needs_shared_memory_does_not_wait_until_something_stays_there(seed: int) -> None:
+    """The rows that stay lie behind what stages need between those that make and read them, not behind the product."""
+    program = gated_beside_a_product()
+    with forced(seed, 1):
+        net = compiled(program, disable=["channels", "attention"])
+    assert any(d.stage == "resident" and d.accepted for d in net.plan.decisions)
+    assert net.plan.certificate.verdict == PROVEN, net.plan.certificate
 
 
 def test_a_saved_network_is_proven_again(tmp_path) -> None:
