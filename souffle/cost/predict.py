@@ -25,17 +25,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import tvm
 from tvm import tirx
 
 from souffle.cost.counting import INSTRUCTION_BYTES, WARP, Work
 from souffle.cost.device import CostDevice
+from souffle.cost.per_function import OncePerFunction
 from souffle.cost.work import work_of
 from souffle.errors import OptionError
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS, GpuDevice, taken_registers
-from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.schedule.lower import DeviceFunction, KeptLoads
 from souffle.schedule.lower.local_arrays import OWN_REGISTERS, local_words
 from souffle.schedule.resources import StageResources
@@ -426,15 +425,11 @@ def resources_in_kernel(functions: Sequence[DeviceFunction]) -> StageResources:
 
 def estimated_registers(function: DeviceFunction) -> int:
     """Registers of a thread, from the arrays that it declares; for where no compiler says."""
-    known = _ESTIMATED.setdefault(function.schedule, {})
-    if function.func not in known:
-        wanted = int(min(max(OWN_REGISTERS + local_words(function.func), _FEWEST_REGISTERS), _MOST_REGISTERS))
-        known[function.func] = taken_registers(wanted, _SPARED_REGISTERS)
-    return known[function.func]
+    wanted = int(min(max(OWN_REGISTERS + _local_words(function), _FEWEST_REGISTERS), _MOST_REGISTERS))
+    return taken_registers(wanted, _SPARED_REGISTERS)
 
 
-_ESTIMATED: WeakKeyDictionary[GpuSchedule, dict[tirx.PrimFunc, int]] = WeakKeyDictionary()
-"""Estimated once for each function, and gone with the schedule."""
+_local_words: OncePerFunction[float] = OncePerFunction(lambda function: local_words(function.func))
 
 
 def registers_with_constants(kept: KeptLoads, device: GpuDevice) -> int:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import tvm
@@ -27,9 +26,9 @@ from tvm.ir.expr import TensorLoad
 
 from souffle.cost.counting import BANK_BYTES, INSTRUCTION_BYTES, WARP, Counter, Surrounding, Work
 from souffle.cost.device_calls import DeviceCalls
+from souffle.cost.per_function import OncePerFunction
 from souffle.index.arrays import Shape, Value, apply, constant, joined_shape
 from souffle.index.operations import call_name, operation_of
-from souffle.schedule.gpu.rule import GpuSchedule
 from souffle.schedule.lower import WINDOWS, DeviceFunction
 from souffle.tvm_calls import structural_walk
 from souffle.tvm_compat import StatementVisitor, choice_parts, collect, const_int, dtype_of
@@ -103,15 +102,11 @@ def work_of(function: DeviceFunction) -> Work:
     Work
         The mean of the sampled tiles.
     """
-    known = _KNOWN.setdefault(function.schedule, {})
-    if function.func not in known:
-        known[function.func] = _Walk(function).run()
-    return known[function.func]
+    return _counted(function)
 
 
-_KNOWN: WeakKeyDictionary[GpuSchedule, dict[tirx.PrimFunc, Work]] = WeakKeyDictionary()
-"""Counted once for each function, under whatever name, whoever asks: which rule to take, whether to split a stage, to
-cut a kernel, and what to report of it. Gone with the schedule."""
+_counted: OncePerFunction[Work] = OncePerFunction(lambda function: _Walk(function).run())
+"""For all who ask: which rule to take, whether to split a stage, to cut a kernel, and what to report of it."""
 
 
 class _Walk(StatementVisitor):

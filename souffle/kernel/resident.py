@@ -157,7 +157,7 @@ class _Keeper:
             constants = sum(stage.kept.shared_bytes for stage in unit.stages if stage.kept)
             made = self.sequence(body, waits, room, {}, constants)
             windows = [window.end for stage in made.values() for _, window in stage.windows]
-            ends[unit] = with_constants(max([*windows, *map(_pool, unit.stages)]), constants)
+            ends[unit] = with_constants(max([*windows, *(stage.pool_bytes for stage in unit.stages)]), constants)
             changed |= made
         return changed | self.sequence(waits.sequence(units).units, waits, room, ends)
 
@@ -169,7 +169,7 @@ class _Keeper:
         `ends` says what loops among them need beside their stages, and `constants` what lies behind all that these do.
         """
         most = room.most - constants
-        own = [max([ends.get(unit, 0), *(_pool(stage) for stage in flat_stages([unit]))]) for unit in units]
+        own = [max([ends.get(unit, 0), *(stage.pool_bytes for stage in flat_stages([unit]))]) for unit in units]
         found = [one for one in self.candidates(units, waits, room) if self.pays(one, room)]
         policy = POLICIES[self.options.reuse_policy]
         served = policy([Reuse(one.nbytes, one.uses) for one in found], [max(0, most - used) for used in own])
@@ -449,10 +449,6 @@ def _readers(request: PartitionRequest) -> dict[Tensor, int]:
             read([carried.value for carried in unit.loop.carried])
             read([collected.value for collected in unit.loop.collected])
     return found
-
-
-def _pool(stage: Stage) -> int:
-    return max(function.shared_bytes for function in stage.functions)
 
 
 def _widest(function: DeviceFunction, position: int) -> int:

@@ -216,7 +216,7 @@ def last_epoch(stage: Stage, epochs: Mapping[Unit, int]) -> int:
     was: one that needs more has to be where it is.
     """
     starts = [window.start for unit in epochs if isinstance(unit, Stage) for _, window in unit.windows]
-    if starts and max(function.shared_bytes for function in stage.functions) > min(starts):
+    if starts and stage.pool_bytes > min(starts):
         return epochs[stage]
     made = {*stage.outputs}
     readers = [epoch for unit, epoch in epochs.items() if unit is not stage and made & {*unit.inputs}]

@@ -116,6 +116,11 @@ class Stage:
         return self.draft.name
 
     @property
+    def pool_bytes(self) -> int:
+        """Of shared memory that its functions need; what stays there does not count."""
+        return max(function.shared_bytes for function in self.functions)
+
+    @property
     def tes(self) -> tuple[TE | ExternTE, ...]:
         """See :attr:`StageDraft.tes`."""
         return self.draft.tes

@@ -43,12 +43,7 @@ def narrow() -> TEProgram:
 def gated(rows: int = 64, columns: int = 96) -> TEProgram:
     """Row sums that all rows need, by which each row is then scaled: nobody else reads the rows."""
     b = Builder()
-    x = b.input(rows, columns)
-    t = b.tanh(x)
-    sums = b.reduce(t, 1)
-    gate = b.matmul(b.reshape(sums, 1, rows), weight(b, rows, rows))
-    gates = b.relu(b.reshape(gate, rows))
-    return b.program(b.add(lambda p, q: te.compute(p.shape, lambda i, j: p(i, j) * q(i)), t, gates, name="scaled"))
+    return b.program(_scaled_by_gates(b, b.input(rows, columns)))
 
 
 def gated_beside_a_product(rows: int = 128, columns: int = 256) -> TEProgram:
@@ -56,10 +51,17 @@ def gated_beside_a_product(rows: int = 128, columns: int = 256) -> TEProgram:
     b = Builder()
     x, y = b.input(rows, columns), b.input(128, 256)
     product = b.matmul(y, weight(b, 256, 128))
-    t = b.tanh(x)
-    gates = b.relu(b.reshape(b.matmul(b.reshape(b.reduce(t, 1), 1, rows), weight(b, rows, rows)), rows))
-    scaled = b.add(lambda p, q: te.compute(p.shape, lambda i, j: p(i, j) * q(i)), t, gates, name="scaled")
+    scaled = _scaled_by_gates(b, x)
     return b.program(scaled, b.matmul(b.reshape(b.reduce(scaled, 1), 1, rows), product))
+
+
+def _scaled_by_gates(b: Builder, x: Tensor) -> Tensor:
+    rows, _ = x.shape
+    t = b.tanh(x)
+    sums = b.reduce(t, 1)
+    gate = b.matmul(b.reshape(sums, 1, rows), weight(b, rows, rows))
+    gates = b.relu(b.reshape(gate, rows))
+    return b.add(lambda p, q: te.compute(p.shape, lambda i, j: p(i, j) * q(i)), t, gates, name="scaled")
 
 
 def compiled(program: TEProgram, **options: object) -> CompiledKernels:

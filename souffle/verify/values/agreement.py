@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from tvm import s_tir, tirx
@@ -177,9 +177,9 @@ def _has_exponentials(reference: tirx.PrimFunc) -> bool:
 
 def _divides_by_places(reference: tirx.PrimFunc) -> bool:
     """Whether a definition has quotients by what is calculated of places, which may be zero in it, too."""
-    found: list[Any] = []
-    structural_walk(reference.body, (DIVISIONS, lambda node: found.append(node) if divides_by_places(node) else None))
-    return bool(found)
+    found: list[bool] = []
+    structural_walk(reference.body, (DIVISIONS, lambda node: found.append(divides_by_places(node))))
+    return any(found)
 
 
 def _beyond_types(functions: Sequence[StageFunction]) -> Undecided | None:

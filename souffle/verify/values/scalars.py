@@ -221,7 +221,7 @@ class Scalars:
             exact = table is INTEGER_OPERATORS
             operate = in_type(dtype_of(node), table[kind]) if exact else getattr(self.numbers, table[kind])
             a, b = self.of(node.a), self.of(node.b)
-            if exact and divides_by_places(node) and not self.is_drawn(node.b):
+            if divides_by_places(node) and not self.is_drawn(node.b):
                 return self._quotient(operate, a, b)
             return self._binary(operate, a, b)
         if kind in (tirx.And, tirx.Or):
@@ -275,10 +275,9 @@ class Scalars:
         quotient = self._binary(operate, a, b)
 
         def evaluate(f: Frame, m: Mask) -> Number:
-            zero = np.asarray(b(f, m) == 0)
-            if np.any(zero if m is None else zero & m):
-                lanes = np.argwhere(zero if m is None else zero & m)[0]
-                raise ZeroDivisor("it divides by zero", int(lanes[-1]) if len(lanes) else 0)
+            zero = np.atleast_1d(both(m, np.asarray(b(f, m) == 0)))
+            if zero.any():
+                raise ZeroDivisor("it divides by zero", int(np.argwhere(zero)[0][-1]))
             return quotient(f, m)
 
         return evaluate
