@@ -26,7 +26,7 @@ from souffle.program import Loop, TEProgram
 from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.stage import Stages
-from souffle.staging import Staged, stage_program
+from souffle.staging import Staged, stage_program, staged_ways
 from souffle.stitching.fusion import fusion_of
 from souffle.transform import horizontal, mixed_precision, narrow, tensor_float, vertical
 from souffle.verify.certified_step import certified
@@ -38,6 +38,7 @@ __all__ = [
     "compile_host",
     "independent_stages_of",
     "stages_of",
+    "stages_of_ways",
     "transform_program",
 ]
 
@@ -117,6 +118,15 @@ def stages_of(
 
 
 @one_at_a_time
+def stages_of_ways(
+    program: TEProgram, options: Options, *, progress: Progress = quiet
+) -> list[tuple[Stages, Analysis]]:
+    """As :func:`stages_of`, for each way that may be the fastest when other schedules are known, the best first."""
+    ways = staged_ways(*_transformed(program, options, progress, keep), options, progress)
+    return [(Stages(staged.request.stages), staged.request.analysis) for staged in ways]
+
+
+@one_at_a_time
 def independent_stages_of(
     program: TEProgram, options: Options | None = None, *, progress: Progress = quiet, **fields: object
 ) -> tuple[Considered, ...]:
@@ -170,10 +180,16 @@ def _precision(name: str) -> tuple[Callable[[TEProgram], tuple[TEProgram, tuple[
 
 def _staged(program: TEProgram, options: Options, progress: Progress, hook: Hook) -> Staged:
     """Transform a program, then schedule, lower and partition its stages."""
+    return stage_program(*_transformed(program, options, progress, hook), options, progress, hook)
+
+
+def _transformed(
+    program: TEProgram, options: Options, progress: Progress, hook: Hook
+) -> tuple[TEProgram, tuple[Decision, ...]]:
+    """The TE-level part of a compilation."""
     program = hook("frontend", program)
     progress("transforming")
-    program, decided = transform_program(program, LEVELS[options.level], options.precision, hook)
-    return stage_program(program, decided, options, progress, hook)
+    return transform_program(program, LEVELS[options.level], options.precision, hook)
 
 
 @one_at_a_time

@@ -13,7 +13,7 @@ from souffle.cost import cost_device, device_of_arch
 from souffle.errors import OptionError
 from souffle.frontend.model_options import ModelOptions
 from souffle.options import INTEGERS, LEVELS, Options
-from souffle.pipeline import independent_stages_of, stages_of, transform_program
+from souffle.pipeline import independent_stages_of, stages_of_ways, transform_program
 from souffle.program import TEProgram
 from souffle.request import Dims, Model, checked_options
 from souffle.runtime.detect import gpu_arch
@@ -130,8 +130,8 @@ def tune(
     with engine_for(on) as engine:
         bench = setting.bench(measure, engine)
         programs = setting.programs(models, progress)
-        units = [stages_of(program, options, progress=progress) for program in programs]
-        wanted = tasks_of(units, tasks)
+        ways = [stages_of_ways(program, options, progress=progress) for program in programs]
+        wanted = tasks_of([best for best, *_ in ways], tasks, others=[other for _, *others in ways for other in others])
         writer = LogWriter(Path(log), options.arch, cuda_target(options.arch))
         known = writer.read()
         ranker, ranking = None, ""

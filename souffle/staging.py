@@ -24,7 +24,7 @@ from souffle.choice import (
 from souffle.codegen.stage_meter import StageMeter
 from souffle.cost import KernelForecast
 from souffle.cost.device import device_of_arch
-from souffle.cost.kernel import Figures, forecast_on
+from souffle.cost.kernel import RELATIVE_ERROR, Figures, forecast_on
 from souffle.cost.stage_price import price_on
 from souffle.decision import Decision
 from souffle.kernel.dependences import TileDependences
@@ -36,14 +36,14 @@ from souffle.schedule.arrangement import Arrangements
 from souffle.schedule.form_stages import JoinPolicy, form_stages
 from souffle.schedule.gpu.device import device_for
 from souffle.schedule.gpu.scheduler import GpuScheduler
-from souffle.schedule.log import TuningLog, open_log
+from souffle.schedule.log import open_log
 from souffle.schedule.lower.stages import lower_stages
 from souffle.schedule.stage import LoopStage, Stage, Stages, Unit, flat_stages, map_stages
 from souffle.schedule.tuned import KnownSchedule, TunedAnswers, known_schedules, tuned_stages
 from souffle.stitching.fusion import fusion_of
 from souffle.transform import absorb_ramps, roll, spread_reads
 
-__all__ = ["Staged", "stage_program"]
+__all__ = ["Staged", "stage_program", "staged_ways"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,48 +78,83 @@ def stage_program(
     progress, hook
         See :func:`souffle.pipeline.compile_cuda`.
     """
-    level, device, described = LEVELS[options.level], device_for(options.arch), device_of_arch(options.arch)
-    price = price_on(described)
-    scheduler = GpuScheduler(device, price)
-    logs = open_log(options.tuning_log, options.arch)
-    # Most stages of one way are those of another, with the schedules that the scheduler has for them.
-    dependences = TileDependences()
-    ways = {(): (program, decided)}
-    # Where reductions are computed belongs to Souffle's own way to form stages; patterns have them as they are.
-    if level.merge and options.reductions == "ordered" and options.fusion == SOUFFLE:
-        tuned = TunedAnswers(logs, device, price) if logs and price is not None else None
+    given = _Given(options, progress, hook)
+    ways = given.ways(program, decided)
+    found = {done: given.staged(*way) for done, way in ways.items()}
+    seconds = {done: one.seconds for done, (_, one) in found.items()}
+    best = min(seconds, key=seconds.__getitem__)
+    # What a hook has seen last is what is compiled.
+    staging, last = found[best] if best == list(found)[-1] or hook is keep else given.staged(*ways[best])
+    return staging.with_schedules_of_kernels(replace(last, decisions=(*last.decisions, *ways_taken(seconds))))
+
+
+def staged_ways(
+    program: TEProgram, decided: tuple[Decision, ...], options: Options, progress: Progress
+) -> tuple[Staged, ...]:
+    """The ways to stages and kernels of which one may be the fastest when other schedules are known, the best first.
+
+    Parameters
+    ----------
+    program, decided, options, progress
+        See :func:`stage_program`.
+    """
+    given = _Given(options, progress, keep)
+    found = sorted(
+        (given.staged(*way)[1] for way in given.ways(program, decided).values()), key=lambda staged: staged.seconds
+    )
+    return tuple(staged for staged in found if staged.seconds <= RELATIVE_ERROR * found[0].seconds)
+
+
+_Ways = dict[tuple[Decision, ...], tuple[TEProgram, tuple[Decision, ...]]]
+"""For each way, by what was done, its program and all that was decided."""
+
+
+class _Given:
+    """What all ways of a program have in common: most stages of one are those of another, with the same schedules."""
+
+    def __init__(self, options: Options, progress: Progress, hook: Hook) -> None:
+        self.options, self.progress, self.hook = options, progress, hook
+        self.described = device_of_arch(options.arch)
+        self.price = price_on(self.described)
+        self.scheduler = GpuScheduler(device_for(options.arch), self.price)
+        self.logs = open_log(options.tuning_log, options.arch)
+        self.dependences = TileDependences()
+
+    def ways(self, program: TEProgram, decided: tuple[Decision, ...]) -> _Ways:
+        """Where its reductions may be computed; the first way is that of the level below."""
+        options, described, scheduler = self.options, self.described, self.scheduler
+        # Where reductions are computed belongs to Souffle's own way to form stages; patterns have them as they are.
+        if not (LEVELS[options.level].merge and options.reductions == "ordered" and options.fusion == SOUFFLE):
+            return {(): (program, decided)}
+        tuned = None
+        if self.logs and self.price is not None:
+            tuned = TunedAnswers(self.logs, device_for(options.arch), self.price)
         # As at V3, and with what is placed on chip, which may be the same.
         place = partial(place_reductions, device=described, scheduler=scheduler, tuned=tuned)
         both = tuple(dict.fromkeys((frozenset[str](), options.on_chip)))
         placements = [place(program, on_chip=on_chip) for on_chip in both]
-        ways = {accepted(placed): (made, (*decided, *placed)) for made, placed in placements}
+        ways = {accepted(placed): (made, (*decided, *placed)) for several in placements for made, placed in several}
+        made, placed = placements[-1][0]
         if "channels" in options.on_chip:
-            made, before = ways[accepted(placements[-1][1])]
-            parted, placed = reduce_in_tiles(made, described, scheduler)
-            ways[accepted((*placements[-1][1], *placed))] = (parted, (*before, *placed))
+            parted, apart = reduce_in_tiles(made, described, scheduler)
+            ways[accepted((*placed, *apart))] = (parted, (*decided, *placed, *apart))
         if "ramps" in options.on_chip:
             spread, apart = spread_reads(program)
             whole, absorbed = absorb_ramps(spread)
             for on_chip in both if whole is not program else ():
-                made, placed = place(whole, on_chip=on_chip)
-                ways[accepted((*apart, *absorbed, *placed))] = (made, (*decided, *apart, *absorbed, *placed))
+                for own, there in place(whole, on_chip=on_chip):
+                    ways[accepted((*apart, *absorbed, *there))] = (own, (*decided, *apart, *absorbed, *there))
             # What is placed reads at multiples too: sums beside each other are of the rows that single steps read.
-            made, placed = placements[-1]
             spread, apart = spread_reads(made)
             if spread is not made:
                 ways[accepted((*apart, *placed))] = (spread, (*decided, *apart, *placed))
             ways = {done: (made, (*before, *_refused(absorbed))) for done, (made, before) in ways.items()}
+        return ways
 
-    def staged(program: TEProgram, decided: tuple[Decision, ...]) -> tuple[_Staging, Staged]:
-        staging = _Staging(hook("two_phase", program), decided, options, scheduler, logs, dependences, progress, hook)
+    def staged(self, program: TEProgram, decided: tuple[Decision, ...]) -> tuple[_Staging, Staged]:
+        """One way as far as its kernels."""
+        staging = _Staging(self, self.hook("two_phase", program), decided)
         return staging, staging.best()
-
-    found = {done: staged(*way) for done, way in ways.items()}
-    seconds = {done: one.seconds for done, (_, one) in found.items()}
-    best = min(seconds, key=seconds.__getitem__)
-    # What a hook has seen last is what is compiled.
-    staging, last = found[best] if best == list(found)[-1] or hook is keep else staged(*ways[best])
-    return staging.with_schedules_of_kernels(replace(last, decisions=(*last.decisions, *ways_taken(seconds))))
 
 
 def _refused(decisions: Iterable[Decision]) -> tuple[Decision, ...]:
@@ -129,26 +164,17 @@ def _refused(decisions: Iterable[Decision]) -> tuple[Decision, ...]:
 class _Staging:
     """Makes the stages of a transformed program, with as many of its repetitions rolled into loops as is best."""
 
-    def __init__(
-        self,
-        program: TEProgram,
-        decided: tuple[Decision, ...],
-        options: Options,
-        scheduler: GpuScheduler,
-        logs: Sequence[TuningLog],
-        dependences: TileDependences,
-        progress: Progress,
-        hook: Hook,
-    ) -> None:
-        self.program, self.decided, self.options, self.scheduler = program, decided, options, scheduler
-        self.logs, self.dependences, self.progress, self.hook = logs, dependences, progress, hook
+    def __init__(self, given: _Given, program: TEProgram, decided: tuple[Decision, ...]) -> None:
+        self.program, self.decided, options, scheduler = program, decided, given.options, given.scheduler
+        self.options, self.scheduler, self.progress, self.hook = options, scheduler, given.progress, given.hook
+        self.logs, self.dependences = given.logs, given.dependences
         self.level, self.device = LEVELS[options.level], device_for(options.arch)
         self.fusion = fusion_of(options)
         self.on_chip = options.on_chip if self.fusion is None else self.fusion.on_chip
         self.planner = planner_for(options.partition) if self.level.merge else ONE_KERNEL_PER_STAGE
         measure = options.cubin and self.planner.measures
         self.meter = StageMeter(options.arch, scheduler.target, measure=measure, cache_dir=options.cache_dir)
-        several = (one for log in logs for one in log.arrangements)
+        several = (one for log in self.logs for one in log.arrangements)
         self.arrangements = Arrangements(several, self.device.name)
         self.own: dict[str, Stage] = {}
         self.figures = Figures()

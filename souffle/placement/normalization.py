@@ -39,6 +39,7 @@ from souffle.schedule.gpu import RULES
 from souffle.schedule.gpu.device import ASSUMED_REGISTERS
 from souffle.schedule.gpu.forms.matrix_product import read_contraction
 from souffle.schedule.gpu.forms.stage_forms import StageForms
+from souffle.transform.vertical.compose import composed
 
 __all__ = ["Normalization", "Rewritten", "normalize_by_cost", "normalize_in_products"]
 
@@ -97,11 +98,16 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Rewritten:
-    """What became of the producer and the readers of a normalization, and which products have other constants."""
+    """What became of the producer and the readers of a normalization, and which products have other constants.
+
+    Where readers take values of rows from memory, ``of_rows`` is what makes these, of what chunks have, in the place
+    of the moments of the normalization.
+    """
 
     producer: Product
     readers: tuple[Product, ...]
     folded: tuple[FoldedProduct, ...] = ()
+    of_rows: tuple[Computing, ...] = ()
 
     def constants(self, known: Mapping[Tensor, np.ndarray]) -> dict[Tensor, np.ndarray] | Refused:
         """The new constants, of those that are known; or why they would not be as good."""
@@ -115,11 +121,24 @@ class Rewritten:
 
 
 class Chosen(NamedTuple):
-    """How a normalization becomes part of products: elements of a chunk, whether readers take copies, and why."""
+    """How a normalization becomes part of products, and why.
+
+    Attributes
+    ----------
+    size : int
+        Elements of a chunk.
+    copies : bool
+        Whether products multiply 16-bit copies.
+    reason : str
+    stored : bool
+        Whether the values of rows are a stage of their own for the readers that normalize results alone, such as a
+        residual: then nothing is ahead of their sums, which can be split.
+    """
 
     size: int
     copies: bool
     reason: str
+    stored: bool = False
 
 
 Choose = Callable[[Normalization, dict[Item, Product]], Chosen | Refused]
@@ -144,6 +163,7 @@ def normalize_in_products(program: TEProgram, choose: Choose) -> tuple[TEProgram
         One for each normalization asked about.
     """
     products: dict[Item, Product] = {}
+    totals: dict[Item, Computing] = {}
     answers: dict[object, Chosen | Refused] = {}
     constants: dict[Tensor, np.ndarray] = {}
     decisions: list[Decision] = []
@@ -169,9 +189,11 @@ def normalize_in_products(program: TEProgram, choose: Choose) -> tuple[TEProgram
         constants |= folded
         products[found.producer] = made.producer
         products |= dict(zip(found.readers, made.readers, strict=True))
+        totals |= dict(zip(found.of_rows, made.of_rows, strict=bool(made.of_rows)))
     if not products:
         return program, tuple(decisions)
-    items = [part for item in program.tes for part in (products[item].items if item in products else (item,))]
+    stands = {item: product.items for item, product in products.items()} | {old: (new,) for old, new in totals.items()}
+    items = [part for item in program.tes for part in stands.get(item, (item,))]
     return program.with_tes(items, constants=constants), tuple(decisions)
 
 
@@ -291,12 +313,18 @@ def rewritten(
             return copied
         inside.append(copied.copy)
         parts += [*copied.of_chunks, copied.normal]
-    parts += [part for item in found.elements for part in parts_of(item)]
+    elements = [part for item in found.elements for part in parts_of(item)]
+    parts += elements
     producer = products.get(found.producer, Product(found.producer))
     readers: list[Product] = []
     folded: list[FoldedProduct] = []
+    stored = False
     for number, reader in enumerate(found.readers):
         before = products.get(reader, Product(reader))
+        if chosen.stored and (item := _with_elements(before.item, elements)) is not None:
+            readers.append(replace(before, item=item))
+            stored = True
+            continue
         if copied is not None and copied.target in reduction_of(before.item).inputs:
             product = folded_product(before.item, copied, program.constants, suffix)
             if isinstance(product, Refused):
@@ -306,7 +334,10 @@ def rewritten(
         readers.append(_with_rows(before, parts, f"{suffix}{number}"))
     if copied is not None and not folded:
         return Refused("none of its readers multiplies 16 bits of it")
-    return Rewritten(replace(producer, inside=(*producer.inside, *inside)), tuple(readers), tuple(folded))
+    if chosen.stored and not stored:
+        return Refused("each of its readers multiplies it")
+    of_rows = tuple(totals.get(item, item) for item in found.of_rows) if stored else ()
+    return Rewritten(replace(producer, inside=(*producer.inside, *inside)), tuple(readers), tuple(folded), of_rows)
 
 
 def _chunked(found: Normalization, size: int) -> list[Moment] | Refused:
@@ -326,6 +357,19 @@ def _chunked(found: Normalization, size: int) -> list[Moment] | Refused:
             return made
         chunked.append(made)
     return chunked
+
+
+def _with_elements(reader: Computing, elements: Sequence[TE]) -> Computing | None:
+    """A reader that makes elements of a normalization itself, of values of rows; ``None`` if its sum reads some."""
+    made: dict[Tensor, TE] = {}
+    for part in elements:
+        made |= dict.fromkeys(part.outputs, composed(part, {t: made[t] for t in part.inputs if t in made}))
+    parts = parts_of(reader)
+    end = parts.index(reduction_of(reader)) + 1
+    if any(tensor in made for part in parts[:end] for tensor in part.inputs):
+        return None
+    after = [composed(part, {t: made[t] for t in part.inputs if t in made}) for part in parts[end:]]
+    return fuse((*parts[:end], *after), reader.outputs)
 
 
 def _with_rows(reader: Product, parts: Sequence[TE], suffix: str) -> Product:
@@ -373,39 +417,64 @@ def normalize_by_cost(found: Normalization, products: dict[Item, Product], trial
     around = [products.get(item, Product(item)) for item in (found.producer, *found.readers)]
     seconds: dict[Chosen, float] = {}
     refusal = Refused("no chunk is of a tile's size")
-    for size in _sizes(prod(reduction_of(found.moments[0]).reduction_shape)):
+    sizes = _sizes(prod(reduction_of(found.moments[0]).reduction_shape))
+    for size, stored in ((size, stored) for size in sizes for stored in (False, True)):
         for copies in (True, False):
-            chosen = Chosen(size, copies, "")
+            chosen = Chosen(size, copies, "", stored)
             made = rewritten(trials.program, found, products, chosen)
-            if isinstance(made, Rewritten):
-                trials.add_constants([product.weights for product in made.folded])
-            stages = made if isinstance(made, Refused) else _stages((made.producer, *made.readers), trials)
-            if isinstance(stages, Refused):
-                refusal = stages
+            taken = made if isinstance(made, Refused) else _seconds_of(made, trials)
+            if isinstance(taken, Refused):
+                refusal = taken
             else:
-                seconds[chosen] = sum(trials.seconds(stages))
+                seconds[chosen] = taken
                 break
     if not seconds:
         return refusal
     needed = [tensor for element in found.elements for tensor in element.outputs]
     answer, draft = trials.answer(*found.of_rows, *found.elements, needed=needed)
     # A sum in two phases has no tile with finished results: it would have to become whole again.
-    splits = [_split_alone(product, trials) for product in around]
-    stages = _stages([p for p, split in zip(around, splits, strict=True) if split is None], trials)
-    if answer.schedule is None or isinstance(stages, Refused):
+    apart = _seconds(around, () if answer.schedule is None else (trials.lowered(answer, draft),), trials)
+    if answer.schedule is None or isinstance(apart, Refused):
         return Refused("it is no stage of its own, which could be compared with")
-    *apart, saved = trials.seconds([*stages, trials.lowered(answer, draft)])
+    before, saved = apart
     best, after = min(seconds.items(), key=lambda pair: pair[1])
-    before = sum(apart) + sum(split.seconds for split in splits if split is not None)
     added = after - before
     figures = (
         f"{before * 1e6:.1f} + {saved * 1e6:.1f} µs as a stage of its own; {after * 1e6:.1f} µs where it begins in "
         f"tiles of {best.size} columns and its {len(found.readers)} readers finish it"
         f"{', of copies about the means of these' if best.copies else ''}"
+        f"{', some by values of rows that are stored' if best.stored else ''}"
     )
     if added * MEDIAN_ERROR >= saved:
         return Refused(f"{figures}: the {added * 1e6:.1f} µs added are not less by the factor {MEDIAN_ERROR}")
     return best._replace(reason=figures)
+
+
+def _seconds_of(made: Rewritten, trials: StageTrials) -> float | Refused:
+    """Of the products that a normalization is part of, and of its rows' values if they are stored."""
+    trials.add_constants([product.weights for product in made.folded])
+    rows: list[StageTrial] = []
+    if made.of_rows:
+        answer, draft = trials.answer(*made.of_rows, needed=[t for item in made.of_rows for t in item.outputs])
+        if answer.schedule is None:
+            return Refused(f"the values of its rows are no stage: {answer.reason}")
+        rows.append(trials.lowered(answer, draft))
+    taken = _seconds((made.producer, *made.readers), rows, trials)
+    # They wait for the producer with a reader that needs none of them, at the same grid sync.
+    return taken if isinstance(taken, Refused) else sum(taken) - len(rows) * trials.device.shared_sync_seconds
+
+
+def _seconds(
+    products: Sequence[Product], others: Sequence[StageTrial], trials: StageTrials
+) -> tuple[float, float] | Refused:
+    """Of products, each in two phases where that pays, and of other stages in the same kernel."""
+    splits = [_split_alone(product, trials) for product in products]
+    stages = _stages([p for p, split in zip(products, splits, strict=True) if split is None], trials)
+    if isinstance(stages, Refused):
+        return stages
+    seconds = trials.seconds([*stages, *others])
+    count = len(stages)
+    return sum(seconds[:count]) + sum(split.seconds for split in splits if split is not None), sum(seconds[count:])
 
 
 def _split_alone(product: Product, trials: StageTrials) -> Split | None:

@@ -55,11 +55,14 @@ class Split:
         Why, with the figures that decided.
     seconds : float
         Predicted of both phases, where the cost model decided.
+    joined : Split, optional
+        What might become of it where what reads the results computes the second phase, too, so that this takes little.
     """
 
     parts: int
     reason: str
     seconds: float = 0.0
+    joined: Split | None = None
 
 
 @dataclass(frozen=True)
@@ -353,27 +356,31 @@ def split_by_cost(whole: TE | FusedTE, trials: StageTrials) -> Split | Refused:
         return Refused(f"{now}; spread evenly, and with a grid sync more, its work takes {at_best * 1e6:.1f} µs")
     # Of larger tiles there are fewer, and a part may have these.
     most = max(_MOST_WAVES * device.sm_count // answer.tiles, _LEAST_TRIED)
-    fastest = _fastest(whole, max(2, min(most, prod(reduction_of(whole).reduction_shape))), trials)
-    if isinstance(fastest, Refused):
-        return Refused(f"{now}; {fastest.reason}")
-    parts, seconds = fastest
+    tried = _tried(whole, max(2, min(most, prod(reduction_of(whole).reduction_shape))), trials)
+    if isinstance(tried, Refused):
+        return Refused(f"{now}; {tried.reason}")
+    parts = min(tried, key=lambda parts: sum(tried[parts]))
+    seconds = sum(tried[parts])
     figures = f"{now}, {parts} parts and their combination {seconds * 1e6:.1f} µs with a grid sync more"
     if seconds * RELATIVE_ERROR >= alone:
         return Refused(f"{figures}, which is not less by the factor {RELATIVE_ERROR} that the model may err")
-    return Split(parts, figures, seconds)
+    near = [parts for parts in tried if sum(tried[parts]) <= RELATIVE_ERROR * seconds]
+    other = min(near, key=lambda parts: tried[parts][0])
+    if other == parts:
+        return Split(parts, figures, seconds)
+    first, second = tried[other]
+    reason = f"{now}, {other} parts {first * 1e6:.1f} µs, and their combination {second * 1e6:.1f} µs as a stage"
+    return Split(parts, figures, seconds, Split(other, reason, first + second))
 
 
-def _fastest(whole: TE | FusedTE, most: int, trials: StageTrials) -> tuple[int, float] | Refused:
-    """Parts and seconds: of powers of two up to `most` and what lies halfway between them.
+def _tried(whole: TE | FusedTE, most: int, trials: StageTrials) -> dict[int, tuple[float, float]] | Refused:
+    """Seconds of both phases by parts: powers of two up to `most` and what lies halfway between them.
 
     All are tried. How many waves the tiles make goes up and down with the parts, and so does the size of the tiles.
     """
     tried = {parts: _seconds_of_phases(whole, parts, trials) for parts in _numbers(most)}
     possible = {parts: seconds for parts, seconds in tried.items() if not isinstance(seconds, Refused)}
-    if not possible:
-        return next(iter(tried.values()))
-    parts = min(possible, key=possible.__getitem__)
-    return parts, possible[parts]
+    return possible or next(iter(tried.values()))
 
 
 def _numbers(most: int) -> Iterator[int]:
@@ -384,11 +391,14 @@ def _numbers(most: int) -> Iterator[int]:
             yield 3 * 2 ** (power - 1)
 
 
-def _seconds_of_phases(whole: TE | FusedTE, parts: int, trials: StageTrials) -> float | Refused:
-    """Of both phases in one kernel."""
+def _seconds_of_phases(whole: TE | FusedTE, parts: int, trials: StageTrials) -> tuple[float, float] | Refused:
+    """Of each phase, in one kernel."""
     phases = Phases.of(whole, parts)
     stages = phases if isinstance(phases, Refused) else trials.stages((phases.partial, phases.total))
-    return stages if isinstance(stages, Refused) else sum(map(seconds_of, trials.predicted(stages)))
+    if isinstance(stages, Refused):
+        return stages
+    first, second = trials.seconds(stages)
+    return first, second
 
 
 def _evenly(terms: Terms) -> float:

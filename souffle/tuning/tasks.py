@@ -49,7 +49,11 @@ class Task:
         return self.stage.name
 
 
-def tasks_of(networks: Sequence[tuple[Sequence[Unit], Analysis]], names: str = "") -> tuple[Task, ...]:
+Network = tuple[Sequence[Unit], Analysis]
+"""A network's stages, and the analysis of its program."""
+
+
+def tasks_of(networks: Sequence[Network], names: str = "", *, others: Sequence[Network] = ()) -> tuple[Task, ...]:
     """The tasks of some networks; equal stages are one.
 
     Parameters
@@ -57,6 +61,9 @@ def tasks_of(networks: Sequence[tuple[Sequence[Unit], Analysis]], names: str = "
     networks : sequence of (stages, Analysis)
     names : str
         A regular expression: only stages whose name it is found in.
+    others : sequence of (stages, Analysis)
+        What may take the place of some of the networks, depending on what is found: counted are stages that these do
+        not have.
 
     Raises
     ------
@@ -70,6 +77,10 @@ def tasks_of(networks: Sequence[tuple[Sequence[Unit], Analysis]], names: str = "
         for stage, runs in searched_stages(units, analysis):
             first.setdefault(stage.draft.digest, stage)
             weights[stage.draft.digest] = weights.get(stage.draft.digest, 0) + runs
+    for units, analysis in others:
+        for stage, runs in searched_stages(units, analysis):
+            first.setdefault(stage.draft.digest, stage)
+            weights.setdefault(stage.draft.digest, runs)
     tasks = tuple(Task(stage, weights[digest]) for digest, stage in first.items() if wanted.search(stage.name))
     if not tasks:
         known = ", ".join(stage.name for stage in first.values()) or "none"

@@ -16,6 +16,7 @@ from souffle.models.builder import GraphBuilder
 from souffle.models.layers import gelu, layer_norm, linear, reshape
 from souffle.pipeline import compile_cuda
 from souffle.placement.normalization import Chosen, normalize_by_cost, normalize_in_products
+from souffle.placement.two_phase import Split, two_phase
 from souffle.program import parts_of
 from souffle.schedule.stage import flat_stages
 from souffle.verify import PROVEN, certify, printed
@@ -65,18 +66,33 @@ def network(
     return b.model()
 
 
-def forced(model: onnx.ModelProto, size: int, precision: str = "mixed", *, copies: bool = False, **options: object):
-    """Kernels in which normalizations that can become part of products do, and what the compiler saw."""
+def forced(
+    model: onnx.ModelProto,
+    size: int,
+    precision: str = "mixed",
+    *,
+    copies: bool = False,
+    stored: bool = False,
+    parts: int = 1,
+    **options: object,
+):
+    """Kernels in which normalizations that can become part of products do, and what the compiler saw.
+
+    What may be split is split into `parts`.
+    """
     seen: dict[str, object] = {}
+    chosen = Chosen(size, copies, "asked for", stored)
 
     def hook(stage: str, result: object) -> object:
         if stage == "narrow":
-            result, seen["decisions"] = normalize_in_products(result, lambda *_: Chosen(size, copies, "asked for"))
+            result, seen["decisions"] = normalize_in_products(result, lambda *_: chosen)
+            if parts > 1:
+                result, seen["splits"] = two_phase(result, lambda item: Split(parts, "asked for"))
         seen[stage] = result
         return result
 
-    chosen = {"precision": precision, "reductions": "one_phase", "cubin": False, "arch": "sm_80", **options}
-    return compile_cuda(souffle.import_onnx(model), hook=hook, **chosen), seen
+    given = {"precision": precision, "reductions": "one_phase", "cubin": False, "arch": "sm_80", **options}
+    return compile_cuda(souffle.import_onnx(model), hook=hook, **given), seen
 
 
 def assert_normalizes(model: onnx.ModelProto, size: int, count: int = 1, inputs=None, **options: object) -> None:
@@ -90,11 +106,16 @@ def assert_normalizes(model: onnx.ModelProto, size: int, count: int = 1, inputs=
     assert {part.placement.phase for part in placed} == {"moments", "rows"}
     # Each stage has a product of its own.
     assert all(any(te_.is_reduction and te_.placement is None for te_ in stage.tes) for stage in stages)
+    assert_right(model, kernels, inputs, options.get("precision", "mixed"))
+
+
+def assert_right(model: onnx.ModelProto, kernels, inputs=None, precision: str = "mixed") -> None:
+    """Results are ONNX Runtime's, and the same bits in another order."""
     given = inputs or souffle.models.random_inputs(model)
     found = run_on_cpu_device(kernels.plan, given)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     for (name, got), expected in zip(found.items(), session.run(None, given), strict=True):
-        tolerance = 2e-2 if options.get("precision", "mixed") == "mixed" else 1e-3
+        tolerance = 2e-2 if precision == "mixed" else 1e-3
         np.testing.assert_allclose(got, expected, atol=tolerance * np.nanmax(abs(expected)), err_msg=name)
     again = run_on_cpu_device(kernels.plan, given, order="shuffled", seed=1)
     assert all(np.array_equal(found[name], again[name], equal_nan=True) for name in found)
@@ -151,6 +172,62 @@ def test_rows_that_hold_no_numbers_leave_others_alone() -> None:
     (found,) = run_on_cpu_device(kernels.plan, {"x": x}).values()
     others = [n for n in range(20) if n not in (3, 7)]
     assert np.isnan(found[0, [3, 7]]).all() and np.isfinite(found[0, others]).all()
+
+
+def rows_ahead(seen: dict[str, object]) -> set[str]:
+    """The products ahead of whose sums values of rows are worked out."""
+    placed = [part.placement for item in seen["two_phase"].tes for part in parts_of(item) if part.placement]
+    return {placement.contraction for placement in placed if placement.phase == "rows"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "copies", "parts", "rows", "width"),
+    some(
+        [("mixed", True, 2, 40, 96), ("fp32", False, 3, 17, 112)],
+        [("mixed", False, 1, 20, 191), ("mixed", True, 1, 64, 128), ("fp32", False, 1, 40, 64)],
+    ),
+)
+def test_a_residual_takes_values_of_rows_that_are_stored(
+    precision: str, copies: bool, parts: int, rows: int, width: int
+) -> None:
+    """Nothing is ahead of the sum that the residual is added to, which can be split."""
+    model = network(rows, width)
+    kernels, seen = forced(model, 32, precision, copies=copies, stored=True, parts=parts, verify="values")
+    assert [d.accepted for d in seen["decisions"]] == [True], seen["decisions"]
+    (ahead,) = rows_ahead(seen)
+    assert "second" in ahead
+    if parts > 1:
+        assert [d.accepted for d in seen["splits"] if d.subject == "Add"] == [True]
+    certificate = certify(kernels)
+    assert certificate.verdict == PROVEN, printed(certificate)
+    assert_right(model, kernels, precision=precision)
+
+
+def test_stored_values_of_rows_about_a_large_mean_and_in_layers() -> None:
+    kernels, seen = forced(network(shift=1e4), 32, "fp32", stored=True)
+    assert certify(kernels).verdict == PROVEN and len(rows_ahead(seen)) == 1
+    assert_right(network(shift=1e4), kernels, precision="fp32")
+    # What a residual is added to has its own rows normalized in turn.
+    b = GraphBuilder("g", 0)
+    x = b.input("x", (1, 24, 64))
+    for layer in range(3):
+        with b.scope(f"up{layer}"):
+            h = gelu(b, linear(b, x, 64, 96))
+        with b.scope(f"down{layer}"):
+            x = epsilon_layer_norm(b, b.node("Add", linear(b, h, 96, 64), x), 64)
+    with b.scope("last"):
+        b.output(linear(b, x, 64, 32), "z", (1, 24, 32))
+    model = b.model()
+    kernels, seen = forced(model, 32, copies=True, stored=True)
+    # The last is read by a product alone.
+    assert [d.accepted for d in seen["decisions"]] == [True, True, False], seen["decisions"]
+    assert certify(kernels).verdict == PROVEN
+    assert_right(model, kernels)
+
+
+def test_where_each_reader_multiplies_the_rows_nothing_is_stored() -> None:
+    _, seen = forced(network(24, 64, residual=False), 32, stored=True)
+    assert [d.reason for d in seen["decisions"]] == ["each of its readers multiplies it"]
 
 
 def test_an_output_of_the_network_stays_a_stage_of_its_own() -> None:

@@ -259,3 +259,16 @@ def test_stages_count_as_often_as_they_run() -> None:
     once = stages_of(gemm(), cubin=False, **APART)
     twice = tasks_of([once, stages_of(gemm(), cubin=False, **APART)])
     assert [task.weight for task in twice] == [2, 2]
+
+
+def test_stages_are_searched_of_each_way_that_may_be_the_fastest() -> None:
+    """Which way is the fastest is known when its stages have been searched, too."""
+    options = Options(level="V4", precision="mixed", arch=ARCH, cubin=False, tuning_log=None)
+    best, *others = stages_of_ways(souffle.import_onnx(layers(3)), options)
+    assert others
+    alone, all_of_them = tasks_of([best]), tasks_of([best], others=others)
+    assert [task.stage.draft.digest for task in alone] == [t.stage.draft.digest for t in all_of_them[: len(alone)]]
+    assert [task.weight for task in alone] == [task.weight for task in all_of_them[: len(alone)]]
+    whole = stages_of(souffle.import_onnx(layers(3)), options)
+    assert [stage.draft.digest for stage in flat_stages(whole[0])] == [s.draft.digest for s in flat_stages(best[0])]
+    assert len(all_of_them) > len(alone)
