@@ -20,6 +20,7 @@ from souffle.schedule.gpu.emit.contraction_statements import (
 )
 from souffle.schedule.gpu.emit.lane_totals import LaneShare, LaneTotals
 from souffle.schedule.gpu.emit.read_ahead import ReadAhead
+from souffle.schedule.gpu.emit.wide_reads import WideReads
 from souffle.schedule.gpu.forms.contraction_expressions import Axis, depends, substitute_axes
 from souffle.schedule.gpu.forms.matrix_product import Store
 from souffle.schedule.gpu.forms.memory_access import lanes_along, memory_step
@@ -81,6 +82,12 @@ class DirectKernel:
         if tiling.ahead and self._single():
             self.values = self.ahead.values
             self.buffers += [register for register, _ in self.ahead.reads]
+        # What stands beside the sums of neighbours that are stored together is read together, too.
+        together = max(map(self._lanes, problem.stores), default=1)
+        self.wide = WideReads(self.values, plan.vector, together, problem.totals.values()) if together > 1 else None
+        self.buffers += self.wide.registers if self.wide is not None else []
+        # A thread that has all of a sum, and one vector of them, asks for it before it waits for what it sums up.
+        self.wide_first = self.wide is not None and tiling.split == 1 and [*several] == [plan.vector.var]
 
     def _single(self) -> bool:
         """Whether a group of threads has one element of what follows the sums."""
@@ -249,7 +256,8 @@ class DirectKernel:
             ahead, following = self._gathered(block, thread, lane)
             return sequence(*binder.statements, *ahead, *statements, *following)
         if alone:
-            return sequence(*binder.statements, guarded(conditions, sequence(*statements, self._stores(base))))
+            ahead = self._wide_reads(base, {}) if self.wide_first else None
+            return sequence(*binder.statements, guarded(conditions, sequence(ahead, *statements, self._stores(base))))
         joined, share = self._joined(thread, lane)
         if share is None:
             stores = guarded([tirx.EQ(lane, 0), *conditions], self._stores(base))
@@ -406,23 +414,37 @@ class DirectKernel:
 
                 return loop("i", widths[axis.var], one, "unrolled")
             lanes = 1 if vector is None else widths[vector.var]
-            stores = [self._store(k, base, own, vector, lanes) for k in range(len(plan.problem.stores))]
-            return guarded(inside, sequence(*itertools.chain(*stores)))
+            wide = lanes == self.tiling.lanes and self.wide is not None
+            reads = self._wide_reads(base, own) if wide and not self.wide_first else None
+            stores = [self._store(k, base, own, vector, lanes, wide) for k in range(len(plan.problem.stores))]
+            return guarded(inside, sequence(reads, *itertools.chain(*stores)))
 
         return nest(0, {}, [])
 
-    def _store(self, number: int, base: Mapping, own: Mapping, vector: Axis | None, lanes: int) -> list[tirx.Stmt]:
+    def _at_place(self, base: Mapping, places: Mapping) -> dict:
+        """The axes at one of a thread's outputs."""
+        return {**base, **{var: base[var] + place for var, place in places.items()}}
+
+    def _wide_reads(self, base: Mapping, own: Mapping) -> tirx.Stmt | None:
+        """Read what stands beside the sums of a vector of outputs."""
+
+        def here(load: PrimExpr, lane: PrimExpr) -> PrimExpr:
+            return substitute_axes(load, self._at_place(base, {**own, self.plan.vector.var: lane}))
+
+        return self.wide.statement(here)
+
+    def _store(
+        self, number: int, base: Mapping, own: Mapping, vector: Axis | None, lanes: int, wide: bool
+    ) -> list[tirx.Stmt]:
         """Store one output at a place, or `lanes` neighbours: computed one by one, stored together."""
         store, result = self.plan.problem.stores[number], self.results[number]
 
         def here(lane: PrimExpr) -> tuple[PrimExpr, list[PrimExpr]]:
             places = dict(own) if vector is None else {**own, vector.var: lane}
-            at = dict(base)
-            for var, place in places.items():
-                at[var] = base[var] + place
+            at = self._at_place(base, places)
             totals = {total: self._total(places, slots) for slots, total in self.plan.problem.totals.items()}
-            value = substitute_axes(self.values[number], {**at, **totals})
-            return value, [substitute_axes(i, at) for i in store.indices]
+            value = self.wide.value(number, lane) if wide else self.values[number]
+            return substitute_axes(value, {**at, **totals}), [substitute_axes(i, at) for i in store.indices]
 
         def direct(lane: PrimExpr) -> tirx.Stmt:
             value, indices = here(lane)

@@ -19,6 +19,7 @@ from souffle.schedule.gpu.emit.contraction_emission import ContractionKernel
 from souffle.schedule.gpu.emit.contraction_statements import Binder, guarded, kernel_func, local_buffer, loop
 from souffle.schedule.gpu.emit.direct_emission import DirectKernel
 from souffle.schedule.gpu.emit.mma_emission import MmaKernel
+from souffle.schedule.gpu.emit.wide_reads import WideReads
 from souffle.schedule.gpu.forms.contraction_expressions import depends, substitute_axes
 from souffle.schedule.gpu.rule import GpuRequest
 from souffle.schedule.gpu.tiling.contraction_tiling import ContractionTiling
@@ -114,7 +115,8 @@ class _MappedKernel:
         self.tiles = ceil(self.units / threads)
         computed = lanes > 1 and bool(collect(mapped.store.value, Call))
         self.result = local_buffer("result", lanes, str(mapped.store.buffer.dtype)) if computed else None
-        self.buffers: tuple[Any, ...] = () if self.result is None else (self.result,)
+        self.wide = WideReads([mapped.store.value], mapped.axes[-1], lanes) if computed else None
+        self.buffers: tuple[Any, ...] = () if self.result is None else (self.result, *self.wide.registers)
 
     def body(self, block: PrimExpr, thread: PrimExpr) -> tirx.Stmt:
         """What a thread does in a round."""
@@ -129,19 +131,21 @@ class _MappedKernel:
             last = axes[-1].var if axes else None
             return {var: place + lane if var is last and lanes > 1 else place for var, place in places.items()}
 
-        def value(lane: PrimExpr) -> PrimExpr:
-            return substitute_axes(store.value, here(lane))
-
         def write(lane: PrimExpr, held: Any = None) -> tirx.Stmt:
-            own = value(lane) if held is None else held[lane]
+            own = substitute_axes(store.value, here(lane)) if held is None else held[lane]
             return tirx.BufferStore(store.buffer, own, [substitute_axes(index, here(lane)) for index in store.indices])
 
         if self.result is None:
             stored = loop("lane", lanes, write, "vectorized")
         else:
-            result = self.result
+            result, wide = self.result, self.wide
+
+            def compute(lane: PrimExpr) -> tirx.Stmt:
+                return tirx.BufferStore(result, substitute_axes(wide.value(0, lane), here(lane)), [lane])
+
             stored = sequence(
-                loop("lane", lanes, lambda lane: tirx.BufferStore(result, value(lane), [lane]), "unrolled"),
+                wide.statement(lambda load, lane: substitute_axes(load, here(lane))),
+                loop("lane", lanes, compute, "unrolled"),
                 loop("lane", lanes, lambda lane: write(lane, result), "vectorized"),
             )
         return sequence(*binder.statements, guarded(conditions, stored))
