@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from souffle.schedule.gpu.forms.stage_forms import StageForms
 from souffle.schedule.gpu.rule import GpuRequest, GpuSchedule, Sketch
 from souffle.schedule.gpu.rules.window import WINDOW, direct_sketch
 from souffle.schedule.gpu.tiling.direct_tiling import read_plan
-from souffle.tvm_compat import const_int, primfunc_from_tensors
+from souffle.tvm_compat import PrimExpr, const_int, primfunc_from_tensors
 from tests.schedule.knob_choices import Choices, built_choices
 from tests.thorough import THOROUGH, sized
 
@@ -110,6 +111,46 @@ def product(m: int, n: int, k: int, turned: bool, dtype: str = "float32") -> tup
     return (a, b), te.compute((m, n), lambda i, j: te.tanh(total[i, j]).astype(dtype), name="out")
 
 
+def beside_cases(columns: int, dtype: str) -> list[Case]:
+    """What stands beside the sums of neighbours: of other types, at other places, under conditions, by other data."""
+    x, r = data(6, 5, columns, dtype=dtype), te.reduce_axis((0, 6), "r")
+    total = te.compute((5, columns), lambda i, j: te.sum(x[r, i, j].astype("float32"), axis=r), "total")
+    b, s = data(columns, name="b"), data(5, name="s")
+    residual, other = data(5, columns, name="residual"), data(5, columns, dtype="float16", name="other")
+    small, large = data(columns, dtype="int8", name="small"), data(5, columns, dtype="int64", name="large")
+    longer, turned = data(5, columns + 8, name="longer"), data(columns, 5, name="turned")
+    place, table = data(columns, dtype="int32", name="place"), data(9, name="table")
+
+    def plain(i, j):
+        return te.tanh(total[i, j] * 0.1 + b[j] + residual[i, j]) * s[i] + other[i, j].astype("float32") * b[j]
+
+    def types(i, j):
+        factor = small[j].astype("float32") + large[i, j].astype("float32")
+        return te.tanh(total[i, j] * 0.1) * factor + residual[i, j] * residual[i, j]
+
+    def places(i, j):
+        moved = longer[i, j + 1] + longer[i, j + 8] * longer[i, j]
+        return te.tanh(total[i, j] * 0.1 + moved) + turned[j, i] * b[columns - 1 - j]
+
+    def choices(i, j):
+        here = tirx.if_then_else(j % 3 > 0, residual[i, j], tirx.const(0, "float32"))
+        there = tirx.Select(small[j] > 4, b[j], residual[i, j])
+        return te.tanh(total[i, j] * 0.1 + here) * there + table[place[j]]
+
+    given = {
+        plain: (x, b, s, residual, other),
+        types: (x, small, large, residual),
+        places: (x, longer, turned, b),
+        choices: (x, place, table, residual, b, small),
+    }
+
+    def case(beside: Callable[..., PrimExpr], inputs: tuple[te.Tensor, ...]) -> Case:
+        output = te.compute((5, columns), lambda i, j: beside(i, j).astype(dtype), "out")
+        return Case(f"{beside.__name__}_{columns}_{dtype}", inputs, output, False)
+
+    return [case(beside, inputs) for beside, inputs in given.items()]
+
+
 def repeated_cases() -> list[Case]:
     """Reductions whose terms are all the same, and whose lengths are no multiple of what shares them."""
     x, r, s = data(5, 7), te.reduce_axis((0, 67), "r"), te.reduce_axis((0, 3), "s")
@@ -147,6 +188,10 @@ def reduction_cases() -> list[Case]:
         Case("halves", (data(9, 70, dtype="float16"),), topi.sum(data(9, 70, dtype="float16"), axis=1), False),
         Case("integers", (data(9, 70, dtype="int64"),), topi.sum(data(9, 70, dtype="int64"), axis=1), False),
         *repeated_cases(),
+        *beside_cases(48, "float32"),
+        *beside_cases(36, "float16"),
+        *beside_cases(37, "float32"),
+        *beside_cases(64, "float16"),
     ]
 
 
@@ -200,6 +245,32 @@ def arrays(case: Case) -> list[np.ndarray]:
 def test_result(case: Case, built: Choices) -> None:
     output = np.zeros(tuple(const_int(e) for e in case.output.shape), str(case.output.dtype))
     built.assert_equal(case.name, arrays(case), [output], 1e-2 if "16" in str(output.dtype) else 2e-5)
+
+
+def test_what_stands_beside_neighbours_is_read_together() -> None:
+    """Of elements that four or eight outputs have beside each other; not where they are apart or of bools."""
+    together = {}
+    for case in (*beside_cases(48, "float32"), *beside_cases(64, "float16"), *beside_cases(37, "float32")):
+        sketch = offered(case)
+        values = {knob.name: knob.values[0] for knob in sketch.knobs}
+        lanes = next(knob.values[-1] for knob in sketch.knobs if knob.name == "lanes")
+        schedule = sketch.with_values({**values, "lanes": lanes})
+        assert isinstance(schedule, GpuSchedule), schedule
+        together[case.name] = len(re.findall(r"wide\d+ = T.alloc", str(schedule.func.script())))
+    assert together == {
+        "plain_48_float32": 3,
+        "types_48_float32": 3,
+        "places_48_float32": 2,
+        "choices_48_float32": 3,
+        "plain_64_float16": 3,
+        "types_64_float16": 3,
+        "places_64_float16": 2,
+        "choices_64_float16": 3,
+        "plain_37_float32": 0,
+        "types_37_float32": 0,
+        "places_37_float32": 0,
+        "choices_37_float32": 0,
+    }
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
