@@ -133,7 +133,7 @@ def beside_cases(columns: int, dtype: str) -> list[Case]:
         return te.tanh(total[i, j] * 0.1 + moved) + turned[j, i] * b[columns - 1 - j]
 
     def choices(i, j):
-        here = tirx.if_then_else(j % 3 > 0, residual[i, j], tirx.const(0, "float32"))
+        here = tirx.if_then_else(j % 3 > 0, other[i, j].astype("float32"), tirx.const(0, "float32"))
         there = tirx.Select(small[j] > 4, b[j], residual[i, j])
         return te.tanh(total[i, j] * 0.1 + here) * there + table[place[j]]
 
@@ -141,7 +141,7 @@ def beside_cases(columns: int, dtype: str) -> list[Case]:
         plain: (x, b, s, residual, other),
         types: (x, small, large, residual),
         places: (x, longer, turned, b),
-        choices: (x, place, table, residual, b, small),
+        choices: (x, place, table, residual, b, small, other),
     }
 
     def case(beside: Callable[..., PrimExpr], inputs: tuple[te.Tensor, ...]) -> Case:
@@ -248,7 +248,7 @@ def test_result(case: Case, built: Choices) -> None:
 
 
 def test_what_stands_beside_neighbours_is_read_together() -> None:
-    """Of elements that four or eight outputs have beside each other; not where they are apart or of bools."""
+    """Of elements that four or eight outputs have beside each other; not where they are apart or under conditions."""
     together = {}
     for case in (*beside_cases(48, "float32"), *beside_cases(64, "float16"), *beside_cases(37, "float32")):
         sketch = offered(case)
