@@ -23,6 +23,9 @@ __all__ = ["place_reductions"]
 _JOIN_SECOND_PHASES = frozenset(["channels", "reuse"])
 """Of :data:`souffle.options.ON_CHIP`, what forms stages of a second phase and of what reads its results."""
 
+_AHEAD = "two-phase ahead of a reader"
+"""What decisions are called that take readers to compute second phases."""
+
 
 def place_reductions(
     program: TEProgram,
@@ -83,6 +86,6 @@ def place_reductions(
     placed = [(made, (*before, *split))]
     joined = {item: one.joined for item, one in answers.items() if isinstance(one, Split) and one.joined is not None}
     if joined and on_chip & _JOIN_SECOND_PHASES:
-        made, split = two_phase(program, lambda item: joined.get(item, answers[item]), *whole)
+        made, split = two_phase(program, lambda item: joined.get(item, answers[item]), *whole, label=_AHEAD)
         placed.append((made, (*before, *split)))
     return placed

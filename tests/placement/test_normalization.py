@@ -13,23 +13,19 @@ import pytest
 import souffle
 from souffle.decision import Refused
 from souffle.models.builder import GraphBuilder
-from souffle.models.layers import gelu, layer_norm, linear, reshape
+from souffle.models.layers import gelu, linear
 from souffle.pipeline import compile_cuda
 from souffle.placement.normalization import Chosen, normalize_by_cost, normalize_in_products
 from souffle.placement.two_phase import Split, two_phase
 from souffle.program import parts_of
 from souffle.schedule.stage import flat_stages
 from souffle.verify import PROVEN, certify, printed
+from tests.placement.normalized_layers import epsilon_layer_norm, layers
 from tests.placement.trials_on_a100 import trials_of
 from tests.testlib import run_on_cpu_device
 from tests.thorough import some
 
 Norm = Callable[[GraphBuilder, str, int], str]
-
-
-def epsilon_layer_norm(b: GraphBuilder, x: str, width: int) -> str:
-    with b.scope("norm"):
-        return layer_norm(b, x, width, 1e-5)
 
 
 def rms_norm(b: GraphBuilder, x: str, width: int) -> str:
@@ -264,18 +260,6 @@ def test_normalization_of_channels_is_left_alone() -> None:
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (expected,) = session.run(None, given)
     np.testing.assert_allclose(np.asarray(net(given)["z"]), expected, atol=2e-2 * abs(expected).max())
-
-
-def layers(count: int, tokens: int = 256, width: int = 256) -> onnx.ModelProto:
-    """Products and normalizations by turns, as in an encoder."""
-    b = GraphBuilder("g", 0)
-    x = b.input("x", (1, tokens, width))
-    for layer in range(count):
-        with b.scope(f"layer{layer}"):
-            h = b.node("Add", linear(b, x, width, width), x)
-            x = epsilon_layer_norm(b, h, width)
-    b.output(reshape(b, linear(b, x, width, 64), 1, tokens, 64), "z", (1, tokens, 64))
-    return b.model()
 
 
 def test_what_pays_is_taken_and_can_be_left_out() -> None:

@@ -16,13 +16,17 @@ from tvm import te, tirx
 import souffle
 from souffle import models
 from souffle.cli.compare import compare, onnxruntime_outputs
+from souffle.cost.kernel import RELATIVE_ERROR
 from souffle.decision import Refused
 from souffle.errors import OptionError
 from souffle.pipeline import compile_cuda
+from souffle.placement import place_reductions
 from souffle.placement.stage_trial import seconds_of
 from souffle.placement.two_phase import Phases, Split, split_by_cost, two_phase
 from souffle.program import FusedTE, Loop, Tensor, TEProgram, parts_of
 from souffle.program.evaluate import evaluate
+from souffle.schedule.gpu.device import device_for
+from souffle.schedule.gpu.scheduler import GpuScheduler
 from souffle.schedule.stage import flat_stages
 from souffle.transform import roll, vertical
 from tests.placement.trials_on_a100 import trials_of
@@ -364,15 +368,37 @@ def test_the_fastest_number_of_parts_is_found() -> None:
         (whole,) = (item for item in program.tes if item.is_reduction)
         answer = split_by_cost(whole, trials)
         assert isinstance(answer, Split)
-        seconds = {}
+        seconds, first = {}, {}
         for parts in (2, 3, 4, 6, 8):
             phases = Phases.of(whole, parts)
             stages = trials.stages((phases.partial, phases.total))
-            seconds[parts] = sum(map(seconds_of, trials.predicted(stages)))
+            first[parts], last = map(seconds_of, trials.predicted(stages))
+            seconds[parts] = first[parts] + last
         assert answer.seconds == pytest.approx(min(seconds.values()), rel=1e-6)
+        # Of parts that are about as fast with both phases, the fastest without the second.
+        near = [parts for parts in seconds if seconds[parts] <= RELATIVE_ERROR * answer.seconds]
+        other = min(near, key=first.__getitem__)
+        assert (answer.parts if answer.joined is None else answer.joined.parts) == other
         chosen.add(answer.parts)
         rising |= any(seconds[few] < seconds[more] for few, more in ((2, 3), (3, 4), (4, 6)))
     assert rising and any(parts & (parts - 1) for parts in chosen)
+
+
+def test_parts_for_what_computes_the_second_phase_are_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = Split(2, "two", 2e-6, Split(3, "three", 2.1e-6))
+    monkeypatch.setattr("souffle.placement.reductions.split_by_cost", lambda item, trials: split)
+    scheduler = GpuScheduler(device_for("sm_80"))
+    found = {
+        on_chip: place_reductions(product(32, 600, 64), None, scheduler, frozenset(on_chip))
+        for on_chip in ((), ("weights",), ("reuse",), ("channels",))
+    }
+    parts = {
+        on_chip: [program.tes[0].outputs[0].shape[0] for program, _ in placed] for on_chip, placed in found.items()
+    }
+    assert parts == {(): [2], ("weights",): [2], ("reuse",): [2, 3], ("channels",): [2, 3]}
+    (_, first), (_, second) = found["reuse",]
+    assert [d.reason for d in first if d.accepted] == ["two"] and [d.reason for d in second if d.accepted] == ["three"]
+    assert {d.stage for d in second if d.accepted} != {d.stage for d in first if d.accepted}
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ import pytest
 import souffle
 from souffle.cost import device_of_arch
 from souffle.errors import OptionError
-from souffle.pipeline import stages_of
+from souffle.options import Options
+from souffle.pipeline import stages_of, stages_of_ways
 from souffle.schedule.gpu import RULES, GpuRequest
 from souffle.schedule.log import TuningLog
 from souffle.schedule.lower import cuda_target
 from souffle.schedule.recipe import NATIVE_RULE, Recipe
+from souffle.schedule.stage import flat_stages
 from souffle.tuning import (
     LogWriter,
     MeasuringBench,
@@ -33,6 +35,7 @@ from souffle.tuning.stage_search import BATCH
 from souffle.tuning.stage_work import look, packed_setting, packed_stage, sketches
 from souffle.tuning.store import origin_now
 from souffle.workers import Job, engine_for
+from tests.placement.normalized_layers import layers
 from tests.tuning.networks import APART, gemm
 
 ARCH = "sm_90"
