@@ -12,10 +12,11 @@ works out for its rows (:mod:`souffle.schedule.gpu.forms.row_values`), and an ex
 out where it reads it: the left operand of a product as it is brought into shared memory, a residual as results are
 written. A reader that needs y for its results alone, such as a residual, may read s and v from memory instead, which a
 small stage makes of S and M while the products before it run: nothing is ahead of its sum then, which can be shared
-among more blocks (:mod:`souffle.placement.two_phase`), with y in its second phase. Legal because each TE has the same value wherever it is computed; that moments of rows are made of those of
-chunks is the theorem of :mod:`souffle.placement.moments`. The mean is taken from an element before anything is
-multiplied by it: folding both into the weights instead, ``rstd * (x W - mean * sum of W)``, would subtract numbers as
-large as the mean is against the deviation, of which nothing is known at compile time.
+among more blocks (:mod:`souffle.placement.two_phase`), with y in its second phase. Legal because each TE has the same
+value wherever it is computed; that moments of rows are made of those of chunks is the theorem of
+:mod:`souffle.placement.moments`. The mean is taken from an element before anything is multiplied by it: folding both
+into the weights instead, ``rstd * (x W - mean * sum of W)``, would subtract numbers as large as the mean is against the
+deviation, of which nothing is known at compile time.
 
 :func:`normalize_in_products` rewrites what it is told to; :func:`normalize_by_cost` says what pays.
 """

@@ -86,8 +86,6 @@ class DirectKernel:
         together = max(map(self._lanes, problem.stores), default=1)
         self.wide = WideReads(self.values, plan.vector, together, problem.totals.values()) if together > 1 else None
         self.buffers += self.wide.registers if self.wide is not None else []
-        # A thread that has all of a sum, and one vector of them, asks for it before it waits for what it sums up.
-        self.wide_first = self.wide is not None and tiling.split == 1 and [*several] == [plan.vector.var]
 
     def _single(self) -> bool:
         """Whether a group of threads has one element of what follows the sums."""
@@ -256,8 +254,7 @@ class DirectKernel:
             ahead, following = self._gathered(block, thread, lane)
             return sequence(*binder.statements, *ahead, *statements, *following)
         if alone:
-            ahead = self._wide_reads(base, {}) if self.wide_first else None
-            return sequence(*binder.statements, guarded(conditions, sequence(ahead, *statements, self._stores(base))))
+            return sequence(*binder.statements, guarded(conditions, sequence(*statements, self._stores(base))))
         joined, share = self._joined(thread, lane)
         if share is None:
             stores = guarded([tirx.EQ(lane, 0), *conditions], self._stores(base))
@@ -415,7 +412,7 @@ class DirectKernel:
                 return loop("i", widths[axis.var], one, "unrolled")
             lanes = 1 if vector is None else widths[vector.var]
             wide = lanes == self.tiling.lanes and self.wide is not None
-            reads = self._wide_reads(base, own) if wide and not self.wide_first else None
+            reads = self._wide_reads(base, own) if wide else None
             stores = [self._store(k, base, own, vector, lanes, wide) for k in range(len(plan.problem.stores))]
             return guarded(inside, sequence(reads, *itertools.chain(*stores)))
 
