@@ -94,7 +94,7 @@ def _numbers(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize(
     ("file", "keys"),
     [
-        ("on_chip.json", ("results", 0, "us")),
+        ("on_chip_v4.json", ("results", 0, "us")),
         ("gpu-h100-2026-11-27.json", ("before", "latency", "bert-paper-fp32-V4", "graph", "median_us")),
         ("reproduce/table4.json", ("results", 1, "cells", 0, "value")),
         ("mutation.json", ("by kind", 0, "refuted")),
