@@ -24,17 +24,11 @@ from tvm.ir.expr import TensorLoad
 
 from souffle.schedule.gpu.emit.contraction_statements import local_buffer, loop
 from souffle.schedule.gpu.forms.contraction_expressions import Axis
-from souffle.schedule.gpu.forms.memory_access import aligned_lanes, bits_of, memory_step
+from souffle.schedule.gpu.forms.memory_access import lanes_along, memory_step
 from souffle.tvm_calls import structural_mutate
 from souffle.tvm_compat import PrimExpr, collect, dtype_of, is_branch, sequence, substitute
 
 __all__ = ["WideReads"]
-
-_WIDEST_BITS = 128
-"""Of a thread's load instruction."""
-
-_MOST_BYTES = 4
-"""Of CUDA's own vectors of bytes."""
 
 
 class WideReads:
@@ -66,11 +60,6 @@ class WideReads:
     def registers(self) -> list[tirx.Buffer]:
         """One array for each read."""
         return [register for _, register, _ in self._reads]
-
-    @property
-    def words(self) -> int:
-        """Registers of a thread that all of them take."""
-        return sum(-(-self._lanes * bits_of(str(register.dtype)) // 32) for register in self.registers)
 
     def value(self, number: int, lane: PrimExpr) -> PrimExpr:
         """Expression `number` with registers for what it reads, of neighbour `lane`."""
@@ -107,14 +96,12 @@ class WideReads:
     def _width(self, load: TensorLoad) -> int:
         """Neighbours that one instruction reads; 1 where they are none."""
         dtype = dtype_of(load)
-        if dtype.startswith("bool") or any(collect(index, TensorLoad) for index in load.indices):
+        if any(collect(index, TensorLoad) for index in load.indices):
             return 1
         names = [var for index in load.indices for var in collect(index, tirx.Var)]
         if any(var.same_as(one) for var in names for one in self._later) or memory_step(load, self._axis) != 1:
             return 1
-        bits = bits_of(dtype)
-        most = min(self._lanes, _MOST_BYTES if bits == 8 else max(1, _WIDEST_BITS // bits))
-        return aligned_lanes(load, self._axis, most)
+        return min(self._lanes, lanes_along(load, self._axis, dtype))
 
     def _taken(self, load: TensorLoad, width: int) -> tirx.Buffer:
         for known, register, _ in self._reads:
