@@ -9,7 +9,8 @@ from souffle.decision import Decision, Refused
 from souffle.placement.chain_ends import ChainEnds
 from souffle.placement.in_tiles import propagate, start_by_cost
 from souffle.placement.interleaving import interleave, interleave_by_cost
-from souffle.placement.normalization import normalize_by_cost, normalize_in_products
+from souffle.placement.normalization import normalize_in_products
+from souffle.placement.normalizing_by_cost import normalize_by_cost
 from souffle.placement.one_form import in_one_form
 from souffle.placement.stage_trial import StageTrials
 from souffle.placement.two_phase import Split, split_by_cost, two_phase

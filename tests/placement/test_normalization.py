@@ -15,7 +15,8 @@ from souffle.decision import Refused
 from souffle.models.builder import GraphBuilder
 from souffle.models.layers import gelu, linear
 from souffle.pipeline import compile_cuda
-from souffle.placement.normalization import Chosen, normalize_by_cost, normalize_in_products
+from souffle.placement.normalization import Chosen, normalize_in_products
+from souffle.placement.normalizing_by_cost import normalize_by_cost
 from souffle.placement.two_phase import Split, two_phase
 from souffle.program import parts_of
 from souffle.schedule.stage import flat_stages
